@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from autotune.analysis.first_updates import is_in_proportion
-from autotune.analysis.wording import counted
+from autotune.analysis.wording import counted, first_line
 from autotune.config.keeping import COUNTED
 from autotune.errors import BadInput
 from autotune.standalone import flags
@@ -136,7 +136,7 @@ class _Search:
             if knob == MICRO_BATCH and self._found_together(other):
                 return
             if not self._tried_doubled(knob, other):
-                self._doubts.append(f"{flag} {other.given} fails: {_first_line(error)}")
+                self._doubts.append(f"{flag} {other.given} fails: {first_line(error)}")
             return
         self._gradients.add(before, after)
         if turned := next((k for k in COUNTED if flags.answers(k, other, before, after)), None):
@@ -217,7 +217,7 @@ class _Search:
         try:
             after = self._run(given)
         except BadInput as error:
-            self._doubts.append(f"{named} in proportion fails: {_first_line(error)}")
+            self._doubts.append(f"{named} in proportion fails: {first_line(error)}")
             return
         if after.micro_batch != other:
             self._doubts.append(f"{named} do not make up the micro-batch")
@@ -282,7 +282,3 @@ class _Gradients:
         grows = self._grows
         alone = grows.get(ACCUMULATION, False) and grows.get(MICRO_BATCH) is False
         return self._of_one_batch or alone
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

@@ -7,6 +7,7 @@ comes from.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from autotune.analysis.wording import first_line
 from autotune.errors import BadInput
 from autotune.standalone.own_options import SearchTime
 from autotune.worker.survey_result import SurveyResult
@@ -112,8 +113,9 @@ def _try_together(
             values = {name: values for one in alone for name, values in one.values.items()}
             return Outside(values, tuple(doubt for one in alone for doubt in one.doubts))
         ((name, value),) = chosen.items()
-        why = str(error).splitlines()[0]
-        return Outside(doubts=(f"{name}: from outside {written(value)} fails: {why}",))
+        return Outside(
+            doubts=(f"{name}: from outside {written(value)} fails: {first_line(error)}",)
+        )
     acting = {name: values for name, values in several.items() if name not in idle}
     without = several.keys() - acting.keys()
     return Outside(acting, tuple(f"{name}: it has found nothing to act on" for name in without))

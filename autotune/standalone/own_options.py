@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.analysis.wording import counted
+from autotune.analysis.wording import counted, first_line
 from autotune.errors import BadInput
 from autotune.standalone import named_options
 from autotune.standalone.named_options import OtherWord
@@ -222,7 +222,7 @@ class _OptionSearch:
             except BadInput as error:
                 if other.value is not None:
                     refused[flag].append(other.value)
-                self.doubts.append(f"{_given(other)} fails: {str(error).splitlines()[0]}")
+                self.doubts.append(f"{_given(other)} fails: {first_line(error)}")
                 continue
             if doubt := _doubt(other, self._seen, after):
                 self.doubts.append(f"{_given(other)} is not {other.knob}: {doubt}")

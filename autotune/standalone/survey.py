@@ -376,7 +376,8 @@ class _Runner:
             configuration = {**self.one_off.setup.baseline, **knobs}
             result = self.one_off.run(name, configuration, FitMonitor(), shape)
         if why := why_not(result):
-            raise BadInput(f"{target} does not run here: {why}{self._advice(result, limit)}")
+            what = why if told else f"{target} does not run here: {why}"
+            raise BadInput(f"{what}{self._advice(result, limit)}")
         self.usual = self.usual or result.wall_seconds
         self._last = name
         seen = SurveyResult.from_text(files.survey(0).read_text())

@@ -8,6 +8,7 @@ from typing import Any
 from autotune.analysis.finalists import rivals
 from autotune.analysis.findings import Finding, findings
 from autotune.analysis.levels import levelled
+from autotune.analysis.wording import end_in_words
 from autotune.measurement.bottleneck import breakdown
 from autotune.runs.monitors import ProfileMonitor
 from autotune.search.policy import SEARCH
@@ -255,7 +256,7 @@ def halves(
     middle = (len(suspects) + 1) // 2
     parts = [suspects[middle:], suspects[:middle]] if len(suspects) > 1 else []
     every = ({**failed, **{name: baseline[name] for name in part}} for part in parts)
-    why = f"a part of what ended in {cause}"
+    why = f"a part of what failed ({end_in_words(cause)})"
     return [Suggestion(params, why) for params in every if not space.problems(params)]
 
 

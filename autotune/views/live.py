@@ -16,7 +16,7 @@ from autotune.analysis.trial_ratios import (
     precedence,
     trial_ratios,
 )
-from autotune.analysis.wording import Terms, counted, difference, duration, quantity
+from autotune.analysis.wording import Terms, counted, difference, duration, end_in_words, quantity
 from autotune.config import StudySpec, withheld
 from autotune.views.figure_text import (
     MIB,
@@ -248,7 +248,9 @@ def _below_trials(
         yield Text(f"       ?: {UNKNOWN}", "dim")
     failed = [one for one in moment.attempts.searched() if one.result.rate is None]
     for one in failed[-_FAILED:]:
-        yield Text(plain(f"{one.trial:>5}  {one.result.state}: {one.result.cause}"), "red")
+        yield Text(
+            plain(f"{one.trial:>5}  {end_in_words(one.result.state)}: {one.result.cause}"), "red"
+        )
     if len(failed) > _FAILED:
         yield Text(f"       {len(failed)} trials have failed", "dim")
     yield Text("")

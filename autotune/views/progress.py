@@ -12,7 +12,7 @@ from autotune.analysis.provenance import attempts_of
 from autotune.analysis.rounds import Round, Stage, rounds_of
 from autotune.analysis.standing import Present, StoredStanding, basis_of
 from autotune.analysis.trial_ratios import TrialRatio, trial_ratios
-from autotune.analysis.wording import Terms, difference, quantity
+from autotune.analysis.wording import Terms, difference, end_in_words, quantity
 from autotune.config import StudySpec, withheld
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import MIB, Known, over_yours, ratio_text, short_ratio, times
@@ -167,7 +167,7 @@ class ProgressLines:
         if attempt.purpose in UNTIMED:
             return f"{head}  {what}  {self._state(attempt, attempts)}  {result.cause}".rstrip()
         if result.rate is None:
-            return f"{head}  {what}{result.state}  {result.cause}".rstrip()
+            return f"{head}  {what}{end_in_words(result.state)}  {result.cause}".rstrip()
         rate = f"{quantity(result.rate)} {self._unit}"
         if attempt.purpose != Purpose.SEARCH:
             return f"{head}  {what}{rate}"

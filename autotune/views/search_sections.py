@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.analysis.wording import counted, difference, duration, quantity
+from autotune.analysis.wording import counted, difference, duration, end_in_words, quantity
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import (
     MIB,
@@ -96,7 +96,8 @@ def failed_text(one: Failed) -> str:
     numbers = ", ".join(map(str, one.trials[:_NUMBERS]))
     more = len(one.trials) - _NUMBERS
     cause = f", {one.cause}" if one.cause else ""
-    return f"{which} {numbers}{f' and {more} more' if more > 0 else ''}: {one.state}{cause}"
+    which += f" {numbers} and {more} more" if more > 0 else f" {numbers}"
+    return f"{which}: {end_in_words(one.state)}{cause}"
 
 
 def _choices(figures: StudyFigures) -> ReportTable:
@@ -209,7 +210,7 @@ def _first_words(reason: str) -> str:
 def how_text(one: TrialFigures) -> str:
     """Return how a trial was compared with yours, or how it failed."""
     if one.rate is None:
-        return f"`{one.state}` {one.cause[:MOST_OF_CAUSE]}"
+        return f"`{end_in_words(one.state)}` {one.cause[:MOST_OF_CAUSE]}"
     if one.baseline:
         return "yours"
     text = "in turn" if one.in_turn else "alone"

@@ -4,12 +4,13 @@ No finalist is recommended whose training leaves the reference, nor, unless the 
 could not be compared with it. Pure functions over records.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from autotune.analysis.finalists import Candidate
 from autotune.analysis.sameness import Comparison, Rules
+from autotune.config.keeping import split_otherwise
 from autotune.measurement import gradients
 from autotune.measurement.gradients import RoundingErrors
 from autotune.measurement.numerics import (
@@ -449,11 +450,25 @@ def _checkable(
     The micro-batch is at most the baseline's. Where the reference runs out of memory
     all the same, it is halved until the reference fits.
     """
-    size = min(knobs["micro_batch"], baseline["micro_batch"])
-    while True:
-        checked = {**knobs, "micro_batch": size}
-        safe = reference_knobs(checked, baseline)
-        reference = references.with_knobs(safe).first
-        if reference is None or reference.result.state != AttemptState.OOM or size == 1:
-            return checked, reference
+    most = min(knobs["micro_batch"], baseline["micro_batch"])
+    for checked in _in_smaller(knobs, most, holds_batch=references.holds_batch):
+        reference = references.with_knobs(reference_knobs(checked, baseline)).first
+        if reference is None or reference.result.state != AttemptState.OOM:
+            break
+    return checked, reference
+
+
+def _in_smaller(knobs: Knobs, most: int, *, holds_batch: bool) -> Iterator[dict[str, Any]]:
+    """Yield a configuration with this micro-batch, and with half of it, down to 1.
+
+    Args:
+        most: micro-batch, at most that of the configuration.
+        holds_batch: True if the samples per step have to stay.
+    """
+    size = most
+    while size:
+        alone = {**knobs, "micro_batch": size}
+        split = split_otherwise(knobs, "micro_batch", size) if holds_batch else alone
+        if split:
+            yield split
         size //= 2

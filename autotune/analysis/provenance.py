@@ -65,7 +65,7 @@ class Records:
 
 def attempts_of(recorded: Iterable[StoredAttempt], spec: StudySpec) -> Attempts:
     """Return what is recorded of a study's attempts, to be asked by its settings."""
-    return Attempts(recorded, spec.full_baseline(), spec.harmless)
+    return Attempts(recorded, spec.full_baseline(), spec.harmless, holds_batch=spec.holds_batch)
 
 
 def measured_in(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage import Purpose
+from storage import AttemptState, Purpose
 from tests.support.steering import StudyFolder, quick_measurement
 
 PLANTED = (Path(__file__).parent.parent / "workloads" / "planted.py").read_text()
@@ -67,3 +67,65 @@ def test_an_honest_bf16_passes_and_the_verdict_says_how_closely(tiny: StudyFolde
     steps = tiny.repository.attempts.blocks(reference.id)
     # Three products of 2 x 32 x 64 and 2 x 64 each, forward and backward; no gradient of the data.
     assert steps[0].observed["flops_per_sample"] == 2 * (2 * 32 * 64 + 3 * 64)
+
+
+_SPLITS = """
+import argparse, time, torch
+from torch.utils.data import DataLoader, TensorDataset
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=8)
+parser.add_argument("--microbatch", type=int, default=4)
+parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+parser.add_argument("--epochs", type=int, default=1000)
+told = parser.parse_args()
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = torch.randn(4800, 64)
+loader = DataLoader(TensorDataset(data, data[:, :1]), batch_size=told.batch_size, shuffle=True)
+for _ in range(told.epochs):
+    for x, y in loader:
+        optimizer.zero_grad()
+        for part, wanted in zip(x.split(told.microbatch), y.split(told.microbatch)):
+            time.sleep(0.03 if told.dtype == "float32" else 0.002)
+            with torch.autocast("cpu", torch.bfloat16, enabled=told.dtype == "bfloat16"):
+                found = model(part)
+            loss = torch.nn.functional.mse_loss(found.float(), wanted)
+            (loss * len(part) / len(x)).backward()
+        optimizer.step()
+print("trained in", told.dtype)
+"""
+
+
+@pytest.mark.errand
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_finalist_of_a_script_that_splits_its_batch_is_compared_with_a_reference(
+    tiny: StudyFolder, number: int
+) -> None:
+    size = 8 // number
+    (tiny.folder / "own.py").write_text(_SPLITS)
+    tiny.write(
+        workload={
+            "script": "own.py",
+            "args": ["--microbatch", str(size), "--dtype", "float32"],
+            "launch": "python",
+            "flags": {"micro_batch": "--microbatch", "precision": "--dtype"},
+            "words": {"precision": {"fp32": "float32", "bf16": "bfloat16"}},
+            "keeps_global_batch": True,
+        },
+        resources={"workers": 1},
+        search_space={"micro_batch": [2, 4, 8], "precision": ["fp32", "bf16"]},
+        baseline={"micro_batch": size, "accumulation_steps": number},
+        objective={},
+        budget={"trials": 6},
+        measurement=quick_measurement(rounds=8),
+    )
+    found = tiny.run("start", "study.yaml", "--foreground")
+    for purpose in (Purpose.REFERENCE, Purpose.NUMERICS):
+        states = {one.result.state for one in tiny.attempts(purpose)}
+        assert states == {AttemptState.COMPLETE}, found.stdout + found.stderr
+    verdict = tiny.study().verdict
+    assert verdict is not None
+    assert verdict["knobs"]["precision"] == "bf16"
+    command = f"python own.py --microbatch {size} --dtype float32 --epochs 1"
+    told = tiny.run("run", "best.yaml", "--", *command.split())
+    assert "trained in bfloat16" in told.stdout, told.stdout + told.stderr

@@ -16,7 +16,14 @@ from autotune.analysis.gate import (
 )
 from autotune.analysis.sameness import Rules
 from search_spaces import Facts, KnobValue, defaults, infeasible
-from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
+from storage import (
+    AttemptResult,
+    Attempts,
+    AttemptState,
+    Purpose,
+    StoredAttempt,
+    StoredBlock,
+)
 
 ON_GPU = Facts("cuda", 2, (9, 0), backend="nccl")
 
@@ -61,12 +68,82 @@ def test_other_order_of_sums_is_a_change_of_the_numbers(name: str, value: KnobVa
     assert touched({**defaults(), name: value}, defaults()) == [name]
 
 
+def split(
+    micro_batch: int, accumulation_steps: int, precision: str = "bf16"
+) -> dict[str, KnobValue]:
+    sizes = {"micro_batch": micro_batch, "accumulation_steps": accumulation_steps}
+    return {**defaults(), **sizes, "precision": precision}
+
+
+def searched(*several: dict[str, KnobValue]) -> list[StoredAttempt]:
+    """Complete trials of a search with these configurations."""
+    complete = AttemptResult(AttemptState.COMPLETE)
+    return [
+        StoredAttempt(number, number, Purpose.SEARCH, 0, 1, knobs, 0.0, 9.0, complete)
+        for number, knobs in enumerate(several)
+    ]
+
+
+def out_of_memory(number: int, knobs: dict[str, KnobValue]) -> StoredAttempt:
+    failed = AttemptResult(AttemptState.OOM, "out of memory")
+    return StoredAttempt(10 + number, 1, Purpose.REFERENCE, 0, 1, knobs, 0.0, 9.0, failed)
+
+
+def checked_in(
+    baseline: dict[str, KnobValue],
+    knobs: dict[str, KnobValue],
+    *references: StoredAttempt,
+    holds_batch: bool = True,
+) -> tuple[KnobValue, KnobValue]:
+    """Return micro-batch and accumulation of the reference that is to be run for a trial."""
+    recorded = [*searched(baseline, knobs), *references]
+    attempts = Attempts(recorded, baseline, holds_batch=holds_batch)
+    found = next_check([Candidate(1, knobs, 0)], baseline, attempts, falling)
+    assert found is not None and found.purpose is Purpose.REFERENCE
+    missing = [run.knobs for run in missing_runs([knobs], baseline, attempts)]
+    assert found.knobs in missing
+    return found.knobs["micro_batch"], found.knobs["accumulation_steps"]
+
+
+@pytest.mark.parametrize(
+    ("own", "tried", "reference"),
+    [
+        ((2, 4), (8, 1), (2, 4)),
+        ((2, 4), (4, 2), (2, 4)),
+        ((2, 4), (2, 4), (2, 4)),
+        ((2, 4), (1, 8), (1, 8)),
+        ((4, 2), (8, 1), (4, 2)),
+        ((8, 1), (2, 4), (2, 4)),
+    ],
+)
+def test_reference_of_a_held_global_batch_has_its_samples_in_a_smaller_micro_batch(
+    own: tuple[int, int], tried: tuple[int, int], reference: tuple[int, int]
+) -> None:
+    assert checked_in(split(*own, "fp32"), split(*tried)) == reference
+
+
+def test_reference_of_a_free_global_batch_accumulates_as_its_trial() -> None:
+    own = split(2, 4, "fp32")
+    assert checked_in(own, split(8, 1), holds_batch=False) == (2, 1)
+
+
+def test_reference_without_enough_memory_has_the_next_micro_batch_that_divides_its_samples() -> (
+    None
+):
+    own = split(6, 2, "bf16")
+    failed = [out_of_memory(n, split(*one, "fp32")) for n, one in enumerate([(6, 2), (3, 4)])]
+    tried = {**split(6, 2), "float8": "tensorwise"}
+    assert checked_in(own, tried, failed[0]) == (3, 4)
+    assert checked_in(own, tried, *failed) == (1, 12)
+    own, tried = split(5, 2), {**split(5, 2), "float8": "tensorwise"}
+    assert checked_in(own, tried, out_of_memory(0, split(5, 2, "fp32"))) == (2, 5)
+    own, tried = split(5, 3), {**split(5, 3), "float8": "tensorwise"}
+    assert checked_in(own, tried, out_of_memory(0, split(5, 3, "fp32"))) == (1, 15)
+
+
 BASELINE = defaults()
 HALF = {**BASELINE, "precision": "bf16"}
-SEARCHED = [
-    StoredAttempt(n, n, Purpose.SEARCH, 0, 1, knobs, 0.0, 9.0, AttemptResult(AttemptState.COMPLETE))
-    for n, knobs in enumerate([BASELINE, HALF])
-]
+SEARCHED = searched(BASELINE, HALF)
 
 
 def check(

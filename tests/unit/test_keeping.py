@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autotune.analysis.provenance import attempts_of
 from autotune.config import StudySpec, arguments, load
 from autotune.config.keeping import split_otherwise
 from autotune.errors import SpecError
@@ -41,6 +42,26 @@ def test_only_what_the_script_is_told_reaches_it(tmp_path: Path) -> None:
     assert (recipe.turned, recipe.changes) == ({"micro_batch": 16}, ())
     words = arguments.changed(spec.workload.arguments, recipe.flags, recipe.turned)
     assert words == ("--device-batch-size=16",)
+
+
+ACCUMULATES = {"micro_batch": "--device-batch-size", "accumulation_steps": "--accum"}
+
+
+@pytest.mark.parametrize(
+    ("workload", "global_batch", "held"),
+    [
+        ({}, "keep", True),
+        ({"keeps_global_batch": False, "flags": ACCUMULATES}, "keep", True),
+        ({"keeps_global_batch": False, "flags": ACCUMULATES}, "free", False),
+        ({"keeps_global_batch": False}, "free", False),
+    ],
+)
+def test_global_batch_is_held_where_another_split_of_it_can_be_told(
+    tmp_path: Path, workload: dict[str, Any], global_batch: str, held: bool
+) -> None:
+    spec = study(tmp_path, {**KEEPING, **workload}, objective={"global_batch": global_batch})
+    assert spec.holds_batch is held
+    assert attempts_of([], spec).complete().holds_batch is held
 
 
 def test_every_configuration_has_the_global_batch_of_the_baseline(tmp_path: Path) -> None:

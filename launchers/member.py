@@ -130,6 +130,7 @@ class Member:
             lost_agent=self.lost_agent,
             not_its_own=self.not_its_own,
             ended_after=cause.ended_after if cause else None,
+            contradicted=bool(cause and cause.contradicted),
         )
 
     def _take(self, block: BlockReport) -> None:

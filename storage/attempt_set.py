@@ -311,7 +311,7 @@ def _may_pass(check: StoredAttempt) -> bool:
     A hang of a configuration that compiles is final, as it lasts for a deadline of many minutes.
     """
     hung = check.result.state == AttemptState.HANG
-    return check.result.state.may_pass and not (hung and check.knobs["compile"] != "none")
+    return check.result.may_pass and not (hung and check.knobs["compile"] != "none")
 
 
 def _are_one_run(one: StoredAttempt, other: StoredAttempt) -> bool:

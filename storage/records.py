@@ -295,10 +295,7 @@ class AttemptState(StrEnum):
 
     @property
     def may_pass(self) -> bool:
-        """True for a failure of which a connection or a node may be the reason.
-
-        A run of the finals that fails so is repeated once.
-        """
+        """True for a failure of which a connection or a node may be the reason."""
         return self in (AttemptState.ERROR, AttemptState.CRASH, AttemptState.HANG)
 
 
@@ -317,6 +314,8 @@ class Fault(StrEnum):
     """The daemon, which died."""
     DISK = "disk"
     """A disk without room."""
+    STUDY = "study"
+    """The study, which says something else of its script than the script does."""
 
     @property
     def excuses(self) -> bool:
@@ -390,6 +389,11 @@ class AttemptResult:
     def rate(self) -> float | None:
         """Units per second or joule as measured; None if nothing usable was."""
         return self.throughput if self.raw_throughput is None else self.raw_throughput
+
+    @property
+    def may_pass(self) -> bool:
+        """True for a failure that another run may not have: one of the finals is repeated once."""
+        return self.state.may_pass and self.fault != Fault.STUDY
 
 
 @dataclass(frozen=True)

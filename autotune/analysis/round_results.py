@@ -40,7 +40,7 @@ def round_results(
     found: dict[int, float | None] = {}
     failures: Counter[int] = Counter()
     for run in runs_that_compare(rounds, number, epoch):
-        passing = run.result.state.may_pass
+        passing = run.result.may_pass
         failures[run.trial] += passing
         if not (run.in_vain or (passing and failures[run.trial] < least)):
             found[run.trial] = run.result.throughput

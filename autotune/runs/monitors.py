@@ -259,7 +259,9 @@ def _failure(report: TrialReport) -> AttemptResult | None:
     if report.lost_agent:
         return AttemptResult(AttemptState.LOST, report.cause, **_common(report))
     if report.outcome is not None:
-        return AttemptResult(AttemptState(report.outcome), report.cause, **_common(report))
+        fault = Fault.STUDY if report.contradicted else Fault.TRIAL
+        state = AttemptState(report.outcome)
+        return AttemptResult(state, report.cause, fault=fault, **_common(report))
     return None
 
 

@@ -542,6 +542,8 @@ class RankEnd(Message):
 
     None: it did not end so.
     """
+    contradicted: bool = False
+    """True if the script was seen to be not what the configuration says: another run ends alike."""
 
 
 @dataclass(frozen=True)
@@ -592,6 +594,8 @@ class TrialReport:
     """Trial whose warm worker it reused; empty if it was launched itself."""
     ended_after: int | None = None
     """See `RankEnd.ended_after`."""
+    contradicted: bool = False
+    """See `RankEnd.contradicted`."""
 
 
 KINDS: dict[str, type[Message]] = {

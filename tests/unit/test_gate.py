@@ -20,6 +20,7 @@ from storage import (
     AttemptResult,
     Attempts,
     AttemptState,
+    Fault,
     Purpose,
     StoredAttempt,
     StoredBlock,
@@ -225,6 +226,17 @@ def test_failure_that_would_be_the_same_again_is_final_at_once(
     attempts = Attempts([*SEARCHED, failed], baseline)
     candidate = Candidate(1, {**baseline, "precision": "bf16"}, 0)
     assert (next_check([candidate], baseline, attempts, falling) is not None) is repeated
+
+
+@pytest.mark.parametrize("purpose", [Purpose.REFERENCE, Purpose.NUMERICS])
+def test_script_that_is_not_what_the_study_says_is_not_run_again(purpose: Purpose) -> None:
+    before = [] if purpose is Purpose.REFERENCE else [check(1, Purpose.REFERENCE)]
+    failed = check(2, purpose, AttemptState.ERROR)
+    told = dataclasses.replace(failed.result, fault=Fault.STUDY)
+    attempts = [*SEARCHED, *before, dataclasses.replace(failed, result=told)]
+    once = Attempts(attempts, BASELINE)
+    assert next_check([Candidate(1, HALF, 0)], BASELINE, once, falling) is None
+    assert out_of(once) == [1]
 
 
 @pytest.mark.parametrize("purpose", [Purpose.REFERENCE, Purpose.NUMERICS])

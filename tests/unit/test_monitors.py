@@ -38,6 +38,13 @@ def test_a_good_trial_is_complete():
     assert (found.state, found.throughput, found.peak_bytes) == ("COMPLETE", 100.0, 1 << 30)
 
 
+@pytest.mark.parametrize(("contradicted", "again"), [(True, False), (False, True)])
+def test_script_that_contradicts_its_configuration_fails_for_good(contradicted, again):
+    found = judged([], Outcome.ERROR, contradicted=contradicted)
+    assert found.state == "ERROR"
+    assert found.may_pass is again
+
+
 @pytest.mark.parametrize("seconds", [1.5, 300.0])
 def test_run_of_blocks_far_apart_is_no_less_exact_than_one_whose_blocks_tell_nothing(seconds):
     blocks = [*numbered(2), dataclasses.replace(BLOCK, index=2, seconds=seconds)]

@@ -193,6 +193,11 @@ class Leave(Protocol):
     """Function that ends the rank with an outcome and its cause. What it runs does not run on."""
 
     def __call__(
-        self, outcome: Outcome | None, cause: str, *, ended_after: int | None = None
+        self,
+        outcome: Outcome | None,
+        cause: str,
+        *,
+        ended_after: int | None = None,
+        contradicted: bool = False,
     ) -> NoReturn:
-        """Report the end, and exit; `ended_after` is that of `RankEnd`."""
+        """Report the end, and exit; `ended_after` and `contradicted` are those of `RankEnd`."""

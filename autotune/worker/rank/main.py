@@ -117,6 +117,7 @@ class _Line:
         *,
         at: float | None = None,
         ended_after: int | None = None,
+        contradicted: bool = False,
     ) -> NoReturn:
         """Report the end of the rank, and exit.
 
@@ -125,9 +126,16 @@ class _Line:
             cause: of the outcome.
             at: time of the end; None: now.
             ended_after: see `RankEnd.ended_after`.
+            contradicted: see `RankEnd.contradicted`.
         """
-        at = time.time() if at is None else at
-        end = RankEnd(self._rank, outcome, cause, at=at, ended_after=ended_after)
+        end = RankEnd(
+            self._rank,
+            outcome,
+            cause,
+            at=time.time() if at is None else at,
+            ended_after=ended_after,
+            contradicted=contradicted,
+        )
         execution.flush_output()
         self.connection.send_bytes(end.to_line())
         # Destructors of DDP and of the process group can deadlock: exit without them.

@@ -230,7 +230,7 @@ class ScriptRun:
         return failed
 
     def _refuse(self, why: str) -> NoReturn:
-        self._leave(Outcome.ERROR, why)
+        self._leave(Outcome.ERROR, why, contradicted=True)
 
     def _starts(self, ranks: int) -> NoReturn:
         self._refuse(
@@ -280,16 +280,15 @@ class ScriptRun:
         unread = self._copies.unread()
         drew: list[_Drew] = self._gather(_Drew(self._probe.saw_loader, len(unread)))
         if all(rank.unread for rank in drew):
-            self._leave(
-                Outcome.ERROR,
+            self._refuse(
                 f"{', '.join(unread)}: no rank has read it, so what the configuration says in it has "
-                "no effect; say under workload.flags which file the script reads, or what names it",
+                "no effect; say under workload.flags which file the script reads, or what names it"
             )
         if not self._script.fixed_samples:
             self._drawing = sum(rank.any > 0 for rank in drew) or self._context.world_size
         self._check_samples()
         if problem := self._problem():
-            self._leave(Outcome.ERROR, problem)
+            self._refuse(problem)
         self._began()
         self._training = ScriptTraining(
             self._request,

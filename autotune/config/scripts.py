@@ -426,6 +426,7 @@ class ScriptWorkload(ForeignWorkload):
                 turned=tuple(
                     f"{recipe.flags[name]} {value}" for name, value in recipe.turned.items()
                 ),
+                derived=self.derived if self.derived in knobs.differing(asked.knobs) else "",
                 fixed_samples=self.samples is not None and samples_are_fixed(recipe.flags),
                 kept=tuple(sorted({*knobs.values} - {*recipe.flags, *recipe.changes})),
             ),

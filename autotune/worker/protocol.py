@@ -166,6 +166,8 @@ class Script:
     """Unit that the study counts: samples, tokens or steps."""
     turned: tuple[str, ...] = ()
     """Arguments that differ from the baseline's, each with its value."""
+    derived: str = ""
+    """Knob that it has to derive otherwise than in the baseline; empty: none."""
     batches_per_epoch: int = 0
     """Batches after which every epoch of every loader ends; 0: the script decides."""
     survey: int = 0

@@ -13,6 +13,7 @@ from autotune.errors import SpecError
 from autotune.search.space import Space
 from search_spaces import Facts
 from tests.support.steering import write_study
+from tests.support.trials import trial
 
 KEEPING = {
     "script": "train.py",
@@ -42,6 +43,18 @@ def test_only_what_the_script_is_told_reaches_it(tmp_path: Path) -> None:
     assert (recipe.turned, recipe.changes) == ({"micro_batch": 16}, ())
     words = arguments.changed(spec.workload.arguments, recipe.flags, recipe.turned)
     assert words == ("--device-batch-size=16",)
+
+
+def test_script_knows_what_it_has_to_derive_otherwise_than_today(tmp_path: Path) -> None:
+    spec = study(tmp_path, KEEPING)
+    baseline = spec.full_baseline()
+    split = split_otherwise(baseline, "micro_batch", 16)
+    assert split is not None
+    requests = [
+        spec.workload.request(trial(tmp_path, knobs=one, script=None), spec.study_knobs)
+        for one in (baseline, split)
+    ]
+    assert [one.script.derived for one in requests if one.script] == ["", "accumulation_steps"]
 
 
 ACCUMULATES = {"micro_batch": "--device-batch-size", "accumulation_steps": "--accum"}

@@ -386,11 +386,16 @@ class ScriptRun:
         ahead = self._probe.samples_ahead * share
         if strays(full, wanted, steps, ahead) and not self._accumulation_rises():
             seen = self._probe.samples * share
-            self._leave(
-                Outcome.ERROR,
+            self._refuse(
                 f"{seen:.15g} samples per rank in {steps} steps of the script, {seen / steps:.4g} a "
-                f"step, are not the {wanted} that the configuration says: {self._why_others()}",
+                f"step, are not the {wanted} that the configuration says{self._split()}: "
+                f"{self._why_others()}"
             )
+
+    def _split(self) -> str:
+        """Return how the configuration makes up the samples of a step; empty if it does not."""
+        size, number = (self._request.knobs[name] for name in ("micro_batch", "accumulation_steps"))
+        return f" ({size} x {number})" if size * number == self._script.samples else ""
 
     def _accumulation_rises(self) -> bool:
         """Return whether a script accumulates more and more by itself.
@@ -415,6 +420,12 @@ class ScriptRun:
             return (
                 f"it has read {self._loaded.name}, which may bring the settings of an earlier run; "
                 "have trials begin without it"
+            )
+        if self._script.derived:
+            return (
+                f"told {', '.join(self._script.turned)}, it does not derive "
+                f"{self._script.derived} from that; take out `keeps_global_batch`, and say under "
+                "workload.flags what turns the other one, or `objective: {global_batch: free}`"
             )
         if self._script.turned:
             return f"its arguments do not reach the training: {', '.join(self._script.turned)}"

@@ -126,12 +126,11 @@ class Bench:
             self._folder,
             "",
             world_size=1 if (told or {}).get("launch") == PYTHON else RANKS,
-            knobs=knobs(**changes),
             import_paths=self.import_paths,
             script=Script(path, args, changes=tuple(changes), samples=samples, **(told or {})),
             blocks=BlockPlan(0.05, 2, max_blocks=blocks),
             env={"TOLD": str(self._told), **(env or {})},
-            **{"deadlines": PATIENT, **(asked or {})},
+            **{"deadlines": PATIENT, "knobs": knobs(**changes), **(asked or {})},
         )
         return self._slot.run_solo(request, lambda _: False)
 

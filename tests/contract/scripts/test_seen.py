@@ -176,6 +176,54 @@ def test_arguments_that_do_not_reach_the_training_are_no_measurement(bench: Benc
     report = bench.run("telling.py", "--batch", "8", samples=16)
     assert report.outcome == Outcome.ERROR
     assert "8 a step, are not the 16 that the configuration says" in report.cause
+    assert report.contradicted
+
+
+def test_error_of_the_script_itself_contradicts_no_configuration(bench: Bench) -> None:
+    report = bench.run(bench.write(TRAINS + "        raise OSError('connection reset by peer')"))
+    assert report.outcome == Outcome.ERROR
+    assert "connection reset by peer" in report.cause
+    assert not report.contradicted
+
+
+_SPLITS = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+micro_batch = int(sys.argv[1])
+model = torch.nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    for (x,) in DataLoader(TensorDataset(torch.randn(64, 8)), batch_size=8):
+        optimizer.zero_grad()
+        for part in x.split(micro_batch):
+            (model(part).square().mean() * len(part) / len(x)).backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("trajectory", [0, 8])
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_batch_that_the_script_splits_has_the_samples_of_every_split(
+    bench: Bench, number: int, trajectory: int
+) -> None:
+    """As improved-diffusion has it: one batch of the loader is a step, in so many parts."""
+    size = 8 // number
+    chosen = knobs(micro_batch=size, accumulation_steps=number)
+    asked = {"trajectory": trajectory, "knobs": chosen}
+    script = bench.write(_SPLITS)
+    report = bench.run(script, str(size), samples=8, told={"launch": PYTHON}, asked=asked)
+    assert_well(report, blocks=trajectory or 4)
+    assert all(block.samples == 8 * block.steps for block in report.blocks)
+
+
+def test_script_that_does_not_keep_its_global_batch_is_told_so(bench: Bench) -> None:
+    chosen = knobs(micro_batch=4, accumulation_steps=4)
+    told = {"turned": ("--batch 4",), "derived": "accumulation_steps"}
+    script = bench.write(TRAINS)
+    report = bench.run(script, samples=16, told=told, asked={"knobs": chosen})
+    assert "4 a step, are not the 16 that the configuration says (4 x 4): " in report.cause
+    assert "told --batch 4, it does not derive accumulation_steps from that" in report.cause
+    assert report.contradicted
 
 
 def test_epochs_with_a_small_last_batch_have_the_samples_of_the_configuration(bench: Bench) -> None:

@@ -22,7 +22,7 @@ class Attempts:
 
     Attributes:
         harmless: names of the study's own knobs that cannot change what is computed.
-        holds_batch: True if nothing can train other samples per step than the baseline.
+        keeps_batch: True if the script keeps its samples per step by itself, however it splits them.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Attempts:
         harmless: Collection[str] = frozenset(),
         last_round_run: int | None = None,
         *,
-        holds_batch: bool = False,
+        keeps_batch: bool = False,
     ) -> None:
         """Take in the attempts of a study.
 
@@ -41,12 +41,12 @@ class Attempts:
             baseline: a value for every knob.
             harmless: names of the study's own knobs that cannot change what is computed.
             last_round_run: id of the last run of a round in the study; None: these are all attempts.
-            holds_batch: True if nothing can train other samples per step than the baseline.
+            keeps_batch: True if the script keeps its samples per step by itself, however it splits them.
         """
         self._attempts = list(attempts)
         self._baseline = baseline
         self.harmless = harmless
-        self.holds_batch = holds_batch
+        self.keeps_batch = keeps_batch
         self._last_round_run = (
             _last_round_run(self._attempts) if last_round_run is None else last_round_run
         )
@@ -61,7 +61,7 @@ class Attempts:
         Args:
             attempts: all attempts of the study; those that have not changed are the same objects.
         """
-        new = Attempts(attempts, self._baseline, self.harmless, holds_batch=self.holds_batch)
+        new = Attempts(attempts, self._baseline, self.harmless, keeps_batch=self.keeps_batch)
         pairs = zip(self._attempts, new._attempts, strict=False)
         changed = next((one.id for known, one in pairs if known is not one), None)
         return new._after(self, self._next_id if changed is None else changed)
@@ -296,7 +296,7 @@ class Attempts:
             self._baseline,
             self.harmless,
             self._last_round_run,
-            holds_batch=self.holds_batch,
+            keeps_batch=self.keeps_batch,
         )
 
 

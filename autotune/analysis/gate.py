@@ -451,24 +451,24 @@ def _checkable(
     all the same, it is halved until the reference fits.
     """
     most = min(knobs["micro_batch"], baseline["micro_batch"])
-    for checked in _in_smaller(knobs, most, holds_batch=references.holds_batch):
+    for checked in _in_smaller(knobs, most, keeps_batch=references.keeps_batch):
         reference = references.with_knobs(reference_knobs(checked, baseline)).first
         if reference is None or reference.result.state != AttemptState.OOM:
             break
     return checked, reference
 
 
-def _in_smaller(knobs: Knobs, most: int, *, holds_batch: bool) -> Iterator[dict[str, Any]]:
+def _in_smaller(knobs: Knobs, most: int, *, keeps_batch: bool) -> Iterator[dict[str, Any]]:
     """Yield a configuration with this micro-batch, and with half of it, down to 1.
 
     Args:
         most: micro-batch, at most that of the configuration.
-        holds_batch: True if the samples per step have to stay.
+        keeps_batch: True if the samples per step have to stay.
     """
     size = most
     while size:
         alone = {**knobs, "micro_batch": size}
-        split = split_otherwise(knobs, "micro_batch", size) if holds_batch else alone
+        split = split_otherwise(knobs, "micro_batch", size) if keeps_batch else alone
         if split:
             yield split
         size //= 2

@@ -65,7 +65,8 @@ class Records:
 
 def attempts_of(recorded: Iterable[StoredAttempt], spec: StudySpec) -> Attempts:
     """Return what is recorded of a study's attempts, to be asked by its settings."""
-    return Attempts(recorded, spec.full_baseline(), spec.harmless, holds_batch=spec.holds_batch)
+    keeps = spec.workload.keeps_global_batch
+    return Attempts(recorded, spec.full_baseline(), spec.harmless, keeps_batch=keeps)
 
 
 def measured_in(

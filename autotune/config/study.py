@@ -328,11 +328,6 @@ class StudySpec(Section):
         return frozenset(name for name, knob in self.knobs.items() if not knob.numerics)
 
     @property
-    def holds_batch(self) -> bool:
-        """Return whether nothing can train other samples per step than the baseline."""
-        return self.objective.global_batch != FREE and self.workload.splits_batch
-
-    @property
     def asks_for_largest(self) -> bool:
         """Return whether the largest micro-batch that fits is still to be found."""
         space = self.search_space

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from autotune.config import arguments, mistakes
-from autotune.config.keeping import COUNTED
 from autotune.config.sections import Section
 from autotune.worker.protocol import TrialRequest
 from search_spaces import CATALOGUE
@@ -190,11 +189,6 @@ class WorkloadSpec(Section, ABC):
         """
         yield from ()
 
-    @property
-    def splits_batch(self) -> bool:
-        """Return whether it is told how to split a global batch, and may refuse another one."""
-        return False
-
     def knows_batch(self, given: Collection[str]) -> bool:
         """Return whether the micro-batch of the baseline is known.
 
@@ -274,10 +268,6 @@ class ForeignWorkload(WorkloadSpec):
     @property
     def settings_by_knob(self) -> dict[str, str]:
         return self.flags
-
-    @property
-    def splits_batch(self) -> bool:
-        return self.keeps_global_batch or self.settings_by_knob.keys() >= {*COUNTED}
 
     def knows_batch(self, given: Collection[str]) -> bool:
         return "micro_batch" in {*self.settings_by_knob, *given}

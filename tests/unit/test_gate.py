@@ -94,11 +94,11 @@ def checked_in(
     baseline: dict[str, KnobValue],
     knobs: dict[str, KnobValue],
     *references: StoredAttempt,
-    holds_batch: bool = True,
+    keeps_batch: bool = True,
 ) -> tuple[KnobValue, KnobValue]:
     """Return micro-batch and accumulation of the reference that is to be run for a trial."""
     recorded = [*searched(baseline, knobs), *references]
-    attempts = Attempts(recorded, baseline, holds_batch=holds_batch)
+    attempts = Attempts(recorded, baseline, keeps_batch=keeps_batch)
     found = next_check([Candidate(1, knobs, 0)], baseline, attempts, falling)
     assert found is not None and found.purpose is Purpose.REFERENCE
     missing = [run.knobs for run in missing_runs([knobs], baseline, attempts)]
@@ -117,15 +117,15 @@ def checked_in(
         ((8, 1), (2, 4), (2, 4)),
     ],
 )
-def test_reference_of_a_held_global_batch_has_its_samples_in_a_smaller_micro_batch(
+def test_reference_of_a_kept_global_batch_has_its_samples_in_a_smaller_micro_batch(
     own: tuple[int, int], tried: tuple[int, int], reference: tuple[int, int]
 ) -> None:
     assert checked_in(split(*own, "fp32"), split(*tried)) == reference
 
 
-def test_reference_of_a_free_global_batch_accumulates_as_its_trial() -> None:
+def test_reference_of_another_global_batch_accumulates_as_its_trial() -> None:
     own = split(2, 4, "fp32")
-    assert checked_in(own, split(8, 1), holds_batch=False) == (2, 1)
+    assert checked_in(own, split(8, 1), keeps_batch=False) == (2, 1)
 
 
 def test_reference_without_enough_memory_has_the_next_micro_batch_that_divides_its_samples() -> (

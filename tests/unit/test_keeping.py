@@ -57,24 +57,11 @@ def test_script_knows_what_it_has_to_derive_otherwise_than_today(tmp_path: Path)
     assert [one.script.derived for one in requests if one.script] == ["", "accumulation_steps"]
 
 
-ACCUMULATES = {"micro_batch": "--device-batch-size", "accumulation_steps": "--accum"}
-
-
-@pytest.mark.parametrize(
-    ("workload", "global_batch", "held"),
-    [
-        ({}, "keep", True),
-        ({"keeps_global_batch": False, "flags": ACCUMULATES}, "keep", True),
-        ({"keeps_global_batch": False, "flags": ACCUMULATES}, "free", False),
-        ({"keeps_global_batch": False}, "free", False),
-    ],
-)
-def test_global_batch_is_held_where_another_split_of_it_can_be_told(
-    tmp_path: Path, workload: dict[str, Any], global_batch: str, held: bool
-) -> None:
-    spec = study(tmp_path, {**KEEPING, **workload}, objective={"global_batch": global_batch})
-    assert spec.holds_batch is held
-    assert attempts_of([], spec).complete().holds_batch is held
+@pytest.mark.parametrize("keeps", [True, False])
+def test_attempts_know_whether_the_script_keeps_its_batch(tmp_path: Path, *, keeps: bool) -> None:
+    objective = {"global_batch": "keep" if keeps else "free"}
+    spec = study(tmp_path, {**KEEPING, "keeps_global_batch": keeps}, objective=objective)
+    assert attempts_of([], spec).complete().keeps_batch is keeps
 
 
 def test_every_configuration_has_the_global_batch_of_the_baseline(tmp_path: Path) -> None:

@@ -110,12 +110,14 @@ class Trajectory:
         norms: norms of the gradient before the update; NaN for a step that the loss scaler skipped.
         spread: largest relative difference between the replicas of the model.
         first: gradients of the first steps; None if not observed.
+        not_compared: reason why they were not observed, in words; empty if it is not known.
     """
 
     losses: tuple[float, ...]
     norms: tuple[float, ...]
     spread: float
     first: FirstSteps | None = None
+    not_compared: str = ""
 
     @property
     def progress(self) -> float:
@@ -149,6 +151,7 @@ def trajectory(steps: Sequence[TrajectoryStep]) -> Trajectory:
         norms=tuple(step.observed.get("gradient_norm", math.nan) for step in steps),
         spread=max(step.observed.get("replica_spread", 0.0) for step in steps),
         first=FirstSteps.seen([step.observed for step in steps]),
+        not_compared=next(filter(None, (step.observed.get("not_compared") for step in steps)), ""),
     )
 
 
@@ -163,7 +166,8 @@ def not_to_compare(reference: Trajectory) -> str:
     """Return why nothing can be compared with a reference; empty if something can."""
     if reference.fallen or reference.first is not None:
         return ""
-    return f"{_hardly_fallen(reference)}, and its gradients cannot be compared"
+    why = f": {reference.not_compared}" if reference.not_compared else ""
+    return f"{_hardly_fallen(reference)}, and its gradients cannot be compared{why}"
 
 
 def _hardly_fallen(reference: Trajectory) -> str:
@@ -250,7 +254,10 @@ def agreement(
 
 
 def _unproven(reference: Trajectory, *, blind: bool) -> str:
-    why = "the checked run began with other weights or rows than the reference"
+    why = (
+        "the checked run began with other weights or rows than the reference (a seed at the beginning "
+        "of a script makes them alike)"
+    )
     if blind:
         why = f"plain autocast deviates its gradient by more than {PROOF.largest_limit:.0%}"
     return f"{_hardly_fallen(reference)}, and {why}"

@@ -467,6 +467,8 @@ class Observed(TypedDict, total=False):
 
     Every entry is name, elements, norm and the buckets of its sketch (rank.sketch).
     """
+    not_compared: str
+    """Reason why a gradient is not told, in words; trajectories only."""
     convolutions: int
     """1 if a parameter of the model has more than two dimensions.
 

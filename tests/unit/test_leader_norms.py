@@ -5,8 +5,36 @@ from typing import Any, cast
 
 import torch
 
+from autotune.measurement.numerics import trajectory
+from autotune.worker.inject.rows import Rows
 from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.rank.first_steps import LeaderNorms
+
+
+class Padded:
+    """Batch that no collation of torch makes."""
+
+    def __init__(self) -> None:
+        self.signal = torch.ones(2, 3)
+
+
+def why_not_compared(batches: list[Any]) -> str:
+    """Return the reason that a run without readable samples reports."""
+    rows = Rows(4)
+    for batch in batches:
+        rows.saw(SimpleNamespace(), batch, None)
+    norms = LeaderNorms(
+        cast(ScriptProbe, SimpleNamespace(rows=rows)),
+        lambda: "" if rows.first(2) is None else "rows",
+    )
+    norms.first_taken()
+    with norms.observing(0) as seen:
+        return trajectory([SimpleNamespace(loss=1.0, observed=dict(seen))]).not_compared
+
+
+def test_gradient_without_known_samples_says_what_they_could_not_be_read_from() -> None:
+    assert "cannot be read from a Padded (have the DataLoader yield" in why_not_compared([Padded()])
+    assert why_not_compared([]) == "no sample of its first step was seen to come from a DataLoader"
 
 
 def first_seen(left_out: int) -> dict[str, Any]:

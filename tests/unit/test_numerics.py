@@ -116,6 +116,8 @@ def test_a_reference_goes_on_until_its_loss_has_fallen():
 def test_a_loss_that_does_not_fall_compares_nothing():
     assert "fell by 1.9% in 32 steps, less than 10%" in not_to_compare(falling(fall=0.02))
     assert not_to_compare(falling(fall=0.2)) == ""
+    told = dataclasses.replace(falling(fall=0.02), not_compared="no sample was seen")
+    assert not_to_compare(told).endswith("its gradients cannot be compared: no sample was seen")
 
 
 def test_the_distance_that_is_told_is_the_judged_one():

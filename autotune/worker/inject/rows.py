@@ -99,10 +99,12 @@ class Rows:
     Attributes:
         wanted: rows of this rank that matter, as what follows is drawn ahead of the steps; 0: all.
         ranks: of the training.
+        unread: class of a batch that no samples could be read from; empty as long as there is none.
     """
 
     wanted: int
     ranks: int = 1
+    unread: str = ""
     _batches: list[_Batch] = field(default_factory=list)
     _epochs: int = 0
     _drawn: set[int] = field(default_factory=set)
@@ -123,12 +125,14 @@ class Rows:
         try:
             self._take_in(iterator, batch, index)
         except Exception:
-            self._unknown = True
+            self._unknown, self.unread = True, type(batch).__name__
 
     def _take_in(self, iterator: Any, batch: Any, index: Any) -> None:
         indices = _whole_numbers(index)
         contents = row_hashes(batch, len(indices) if indices else samples(batch))
-        if contents is not None:
+        if contents is None:
+            self.unread = type(batch).__name__
+        else:
             epoch = self._epoch_of(iterator)
             self._batches.append(_Batch(epoch, contents, indices))
             self._drawn.add(epoch)

@@ -26,7 +26,7 @@ from autotune.worker.inject.statistics import Statistics
 from autotune.worker.observers.gradients import held_norm
 from autotune.worker.protocol import CHECKED_STEPS, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.model_draws import ModelDraws
+from autotune.worker.rank.model_draws import ON_DEVICE, ModelDraws
 from autotune.worker.rank.sketch import Sketcher
 from autotune.worker.rank.training import convolves
 from autotune.worker.rank.trajectory import (
@@ -179,14 +179,24 @@ class LeaderNorms:
 
     def first_taken(self) -> None:
         """Take in what the first step began with. Every rank must call it."""
-        if (rows := self._rows()) and not self.draws.on_device:
+        rows = self._rows()
+        if rows and not self.draws.on_device:
             # The gradient is that of later rows where a GradScaler has left steps out (inf, fp16).
             began = [rows, self._weights, self._probe.steps_left_out]
             began += [self.draws.left] if self.draws.left else []
             start = hashlib.blake2b(json.dumps(began).encode(), digest_size=8)
             self._seen["start"] = start.hexdigest()
         else:
-            self._seen = Observed()
+            self._seen = Observed(not_compared=ON_DEVICE if rows else self._why_no_rows())
+
+    def _why_no_rows(self) -> str:
+        batch = self._probe.rows.unread if self._probe.rows else ""
+        if not batch:
+            return "no sample of its first step was seen to come from a DataLoader"
+        return (
+            f"the samples of its first step cannot be read from a {batch} (have the DataLoader yield "
+            "tensors, or lists, tuples or dicts of them)"
+        )
 
     def of_step(self) -> float:
         """Return the norm of the step that is over."""

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+ON_DEVICE = "its model draws random numbers on the device, and other kernels draw others"
+"""Reason why the gradients of such a model are not compared."""
+
 
 class ModelDraws:
     """Observer of the global generators while the outermost modules are run.

@@ -22,7 +22,7 @@ from autotune.worker.effects.precision import is_skipped
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT, BlockReport, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
-from autotune.worker.rank.model_draws import ModelDraws
+from autotune.worker.rank.model_draws import ON_DEVICE, ModelDraws
 from autotune.worker.rank.rendezvous import RankFigures
 from autotune.worker.rank.sketch import Sketched, Sketcher
 from autotune.worker.rank.training import Training
@@ -271,7 +271,9 @@ class UpdateNorms:
             yield seen
         self._sketches = False
         gradient = [one.as_row() for one in self._unclipped(self._sketcher.done())]
-        if not draws.on_device:
+        if draws.on_device:
+            seen["not_compared"] = ON_DEVICE
+        else:
             seen["gradient"] = gradient
         if draws.left:
             seen["start"] = draws.left

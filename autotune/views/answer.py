@@ -126,6 +126,8 @@ def _commands(figures: StudyFigures, exported: str) -> Iterator[str]:
         if command := figures.job.run_with(exported):
             yield f"  {exported}: {command}"
         yield f"  in code: autotune.load({exported!r})"
+    elif figures.verdict.trial is None:
+        yield "  best.yaml is not written, as nothing is recommended: start your job as before"
     yield f"  the whole story: autotune report {figures.study} --html"
 
 

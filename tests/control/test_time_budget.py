@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from autotune.analysis.verdict import Verdict
+from autotune.service.follow import block_of
 from autotune.views import markdown_report
 from autotune.views.overview import describe, status_of
 from autotune.views.progress import ProgressLines
@@ -133,6 +134,9 @@ def test_wall_time_below_one_launch_ends_the_search_with_the_baseline(
     trials = played.recorded("search")
     assert [trial.trial for trial in trials] == [0]
     assert trials[0].result.wall_seconds > 0
+    told = block_of(played.repository, played.study(), played.folder / "best.yaml")
+    assert "best.yaml is not written, as nothing is recommended: start your job as before" in told
+    assert not (played.folder / "best.yaml").exists()
 
 
 def test_trials_that_are_surely_slower_than_the_best_get_no_rounds(played: Replayed) -> None:

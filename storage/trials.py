@@ -123,6 +123,21 @@ class TrialLedger:
                     raise
 
     @_fenced
+    def begin(
+        self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], reason: str
+    ) -> FrozenTrial:
+        """Return a new trial of a configuration, now RUNNING, whatever is queued."""
+        self._study.add_trial(
+            optuna.trial.create_trial(
+                state=TrialState.RUNNING,
+                params=dict(params),
+                distributions=dict(distributions),
+                user_attrs={SUGGESTED_BY: reason},
+            )
+        )
+        return next(trial for trial in reversed(self.trials()) if trial.params == params)
+
+    @_fenced
     def complete_params(
         self, trial: FrozenTrial, distributions: Mapping[str, BaseDistribution]
     ) -> FrozenTrial:

@@ -1,6 +1,6 @@
 """Configurations that may not be recommended, whatever their speed. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -20,10 +20,12 @@ class Barred:
         trials: trials that outgrow the memory, or are not shown to train the same, with the reason.
         kinds: kinds of configurations of which a trial was refused, with the fastest such trial;
             others of the kind would be refused alike.
+        numerics: trials that the numerics gate refuses, with the knobs without which one may pass.
     """
 
     trials: Mapping[int, str] = field(default_factory=dict)
     kinds: Mapping[ChangeKind, int] = field(default_factory=dict)
+    numerics: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
     def by(
@@ -44,7 +46,8 @@ class Barred:
         reasons = {trial: objection.reason for trial, objection in other.items()}
         slowest_first = reversed(other.items())
         kinds = {objection.kind: trial for trial, objection in slowest_first if objection.kind}
-        return cls({**memory, **unchecked, **reasons}, kinds)
+        numerics = gate.refused_knobs(attempts, unchecked, baseline)
+        return cls({**memory, **unchecked, **reasons}, kinds, numerics)
 
     @classmethod
     def of_study(cls, attempts: Attempts, blocks: Blocks, spec: StudySpec) -> Self:

@@ -253,6 +253,30 @@ def unchecked(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, 
     return {trial: why for trial, why in found.items() if why}
 
 
+def refused_knobs(
+    attempts: Attempts, unchecked: Collection[int], baseline: Knobs
+) -> dict[int, list[str]]:
+    """Return trials of the search that are refused, with the knobs without which one may pass.
+
+    Where its own check refuses one, they are its number formats, if it has any. Without a check that
+    shows anything they are all that would have to be checked.
+
+    Args:
+        unchecked: trials of which nothing shows whether they are right.
+        baseline: a value for every knob.
+    """
+    failed = {
+        n for n, a in _own_checks(attempts).items() if a.result.state != AttemptState.COMPLETE
+    }
+    found = {}
+    for one in attempts.searched().measured():
+        if one.trial in failed or one.trial in unchecked:
+            names = touched(one.knobs, baseline, attempts.harmless)
+            formats = [n for n in names if n in CATALOGUE and CATALOGUE[n].number_format]
+            found[one.trial] = formats if formats and one.trial in failed else names
+    return found
+
+
 def _ended(reference: StoredAttempt, what: str) -> str:
     return f"{what} ended in {reference.result.state}: {reference.result.cause}"
 

@@ -6,7 +6,7 @@ baseline for minutes: clocks and temperatures settle in a long run and not in a 
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,8 +39,15 @@ from storage import Attempts, ChoiceReason, MessageCode, NewMessage, Purpose
 class Finals:
     """Finals of one study, which go on from wherever the records stand, as far as the time goes."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, try_without_refused: Callable[[], bool]) -> None:
+        """Prepare the finals, before anything runs.
+
+        Args:
+            try_without_refused: tries the fastest trial without what the numerics gate refuses of it;
+                returns whether it ran.
+        """
         self._runner = runner
+        self._try_without_refused = try_without_refused
         self._context = runner.context
         self._setup = runner.context.setup
         self._time = runner.time
@@ -90,12 +97,12 @@ class Finals:
             confirmation = self._replay()
             if confirmation is None or not confirmation.members():
                 return None
-            if self._lacks_time_for_rivals(confirmation):
-                return None
             self._note_void(confirmation.void)
             self._note_finalists(confirmation)
-            if self._check_numerics(confirmation):
+            if self._replace_refused(confirmation) or self._check_numerics(confirmation):
                 continue  # a refused finalist makes room for the next
+            if self._lacks_time_for_rivals(confirmation):
+                return None
             if self._check_epochs(confirmation):
                 continue
             if self._ablation.take_back(confirmation):
@@ -169,6 +176,13 @@ class Finals:
         self.selection = finals_plan.selection(self._context, self._time)
         attempts, spec, blocks = self._context.attempts(), self._setup.spec, self._context.blocks
         return replay_study(attempts, spec, blocks, self.selection, self._barred(attempts))
+
+    def _replace_refused(self, confirmation: Confirmation) -> bool:
+        """Try the fastest trial without what is refused of it; return whether it ran.
+
+        That is done before any round: rounds from before a trial of the search do not count.
+        """
+        return not confirmation.rounds and self._try_without_refused()
 
     def _check_numerics(self, confirmation: Confirmation) -> bool:
         """Make one run that the numerics gate needs; return False if it needs none."""

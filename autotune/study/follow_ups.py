@@ -12,8 +12,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.analysis.barred import Barred
 from autotune.analysis.finalists import fastest_first
+from autotune.analysis.levels import levelled
 from autotune.analysis.proof import Proof, rounded_up
 from autotune.analysis.sameness import ChangeKind
+from autotune.analysis.wording import difference
 from autotune.search.sampling import Shortage, surely_too_large
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
@@ -130,6 +132,27 @@ class FollowUps:
             params = rest(self._space, baseline, trial.params, barred)
             if any(value != baseline[name] for name, value in params.items()):
                 yield Suggestion(params, f"trial {trial.number} without what a check refuses")
+
+    def without_refused(self, attempts: Attempts) -> Suggestion | None:
+        """Return the fastest trial without what the numerics gate refuses of it.
+
+        None: it is not refused, is no faster than the baseline, or was tried without that.
+        """
+        proof, baseline = self._time.proof(attempts), self._context.setup.baseline
+        measured = levelled(attempts).searched().measured()
+        refused = [one for one in measured if one.trial in proof.barred.numerics]
+        own = filter(None, [levelled(attempts).baseline()])
+        first = fastest_first([*own, *proof.rivals(), *refused])[0]
+        if (names := proof.barred.numerics.get(first.trial)) is None:
+            return None
+        kept = {name: first.knobs[name] for name in self._space.distributions()}
+        kept |= {name: baseline[name] for name in names if name in kept}
+        params = rest(self._space, baseline, kept, proof.barred)
+        knobs = self._space.complete(params)
+        if knobs == baseline or attempts.of(Purpose.SEARCH).with_knobs(knobs):
+            return None
+        undone = difference(first.knobs, {**first.knobs, **{n: baseline[n] for n in names}})
+        return Suggestion(params, f"trial {first.trial} without {undone}, which a check refuses")
 
     def _tell_what_is_refused(self, barred: Barred) -> None:
         """Say once, of each kind of configurations that is refused, why no other of it is tried."""

@@ -7,6 +7,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.analysis import outcomes
 from autotune.analysis.barred import Barred
 from autotune.analysis.levels import Calibration, Levels, error_of, errors_of_early
+from autotune.analysis.proof import rounded_up
 from autotune.analysis.wording import difference, share_text, too_slow
 from autotune.errors import BaselineFails
 from autotune.measurement.measure import Measure
@@ -96,6 +97,7 @@ class SearchLoop:
         self.ledger = TrialLedger(database, name, self._sampler, context.lease, launched)
         self._values = ObjectiveValues(self.ledger, self._spec.unit)
         self._follow_ups = FollowUps(context, self.space, time, self.ledger)
+        self._told_no_time = False
         self.dashboard = DashboardSync(context, self.ledger, texts)
 
     def begin(self) -> None:
@@ -120,8 +122,44 @@ class SearchLoop:
 
         None if it had ended before, and only open trials were finished.
         """
-        unlaunched = self._recover()
-        ended, end = self._context.study.search_ended is not None, None
+        ended = self._context.study.search_ended is not None
+        return self._run(executor, self._recover(), ended=ended)
+
+    def try_without_refused(self, executor: TrialExecutor) -> bool:
+        """Try the fastest trial without what the numerics gate refuses of it; return whether it ran.
+
+        It does not run where another trial is allowed no more, or its proof has no time.
+        """
+        attempts = self._context.attempts()
+        found = self._follow_ups.without_refused(attempts)
+        if found is None or self._budget.why_spent(self.ledger.trials(), attempts):
+            return False
+        knobs, proof = self.space.complete(found.params), self._time.proof(attempts)
+        if (lacking := self._time.lacks_for_late_trial(knobs, proof)) > 0:
+            self._tell_no_time(found.reason, lacking)
+            return False
+        self._context.say(f"To be tried next: {found.reason}.")
+        trial = self.ledger.begin(found.params, self.space.distributions(), found.reason)
+        limit = self._time.for_late_trial(knobs, proof)
+        # It need not catch up with those in whose place it is.
+        executor.submit(self._planner.search(trial.number, knobs, limit, range(trial.number)))
+        self._run(executor, [], ended=True)
+        return True
+
+    def _tell_no_time(self, what: str, lacking: float) -> None:
+        """Say once what there is no time to try, and which wall time would do."""
+        if not self._told_no_time:
+            self._told_no_time = True
+            enough = rounded_up((self._spec.budget.wall_time or 0.0) + lacking)
+            self._context.say(
+                f"There is no time left for {what}; about {enough:.0f} s would do (budget.wall_time)."
+            )
+
+    def _run(
+        self, executor: TrialExecutor, unlaunched: list[FrozenTrial], *, ended: bool
+    ) -> SearchEnd | None:
+        """Run open trials, and others unless the search has ended; return why it ends."""
+        end = None
         while True:
             self._check()
             # Trials that were begun before are finished, whatever the budget: none stays open.

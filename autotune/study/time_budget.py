@@ -142,6 +142,18 @@ class TimeBudget:
             return self.for_trial(attempts)
         return self._of_search(proof, self._calibration_share)
 
+    def for_late_trial(self, knobs: Knobs, proof: Proof) -> TimeLimit:
+        """Return the time limit of a trial whose own proof follows at once."""
+        if self._wall_time is None:
+            return NO_LIMIT
+        free = max(0.0, self._until_late_end - proof.of(knobs))
+        wanted = max(free / SEARCH.trials_in_short, proof.costs.shortest(knobs))
+        return TimeLimit(min(wanted, free), min(MEASUREMENT.overrun * wanted, free))
+
+    def lacks_for_late_trial(self, knobs: Knobs, proof: Proof) -> float:
+        """Return seconds that are missing for such a trial and its proof; at most 0 if none are."""
+        return proof.costs.shortest(knobs) + proof.of(knobs) - self._until_late_end
+
     def _of_search(self, proof: Proof, share: float, compiling: float = 0.0) -> TimeLimit:
         """Return the limit of a run that has a share of the time for the search.
 

@@ -102,7 +102,7 @@ class Tuner:
             self._context.say(f"To be tried first: {suggestion.reason}.")
         if parts := opening.parts():
             search.see(parts)
-        finals = Finals(runner)
+        finals = Finals(runner, lambda: search.try_without_refused(executor))
         searched = self._context.study.search_ended is not None
         proven_first = finals.begun() and self._is_proven_first(finals)
         search.end(_PROOF_FIRST if proven_first else search.run(executor))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.analysis.barred import Barred
-from autotune.analysis.finalists import fastest_first
+from autotune.analysis.finalists import fastest_first, may_be_faster
 from autotune.analysis.levels import levelled
 from autotune.analysis.proof import Proof, rounded_up
 from autotune.analysis.sameness import ChangeKind
@@ -32,7 +32,7 @@ from autotune.study.initial_trials import (
 from autotune.study.time_budget import TimeBudget
 from search_spaces import CATALOGUE, KnobValue
 from search_spaces.knob import written
-from storage import Attempts, AttemptState, Purpose, TrialLedger
+from storage import Attempts, AttemptState, Purpose, StoredAttempt, TrialLedger
 from storage.trials import SUGGESTED_BY
 
 _FAILED = (
@@ -136,23 +136,28 @@ class FollowUps:
     def without_refused(self, attempts: Attempts) -> Suggestion | None:
         """Return the fastest trial without what the numerics gate refuses of it.
 
-        None: it is not refused, is no faster than the baseline, or was tried without that.
+        None: it is not refused, is surely slower than the baseline, or was tried without that.
         """
-        proof, baseline = self._time.proof(attempts), self._context.setup.baseline
+        proof = self._time.proof(attempts)
         measured = levelled(attempts).searched().measured()
         refused = [one for one in measured if one.trial in proof.barred.numerics]
-        own = filter(None, [levelled(attempts).baseline()])
-        first = fastest_first([*own, *proof.rivals(), *refused])[0]
-        if (names := proof.barred.numerics.get(first.trial)) is None:
+        own = levelled(attempts).baseline()
+        first = next(iter(fastest_first([*proof.rivals(), *refused])), None)
+        if first not in refused or own is None or not may_be_faster(first, own):
             return None
-        kept = {name: first.knobs[name] for name in self._space.distributions()}
+        return self._without(first, proof)
+
+    def _without(self, trial: StoredAttempt, proof: Proof) -> Suggestion | None:
+        """Return a trial without what the numerics gate refuses of it; None if it was tried."""
+        baseline, names = self._context.setup.baseline, proof.barred.numerics[trial.trial]
+        kept = {name: trial.knobs[name] for name in self._space.distributions()}
         kept |= {name: baseline[name] for name in names if name in kept}
         params = rest(self._space, baseline, kept, proof.barred)
         knobs = self._space.complete(params)
-        if knobs == baseline or attempts.of(Purpose.SEARCH).with_knobs(knobs):
+        if knobs == baseline or proof.attempts.of(Purpose.SEARCH).with_knobs(knobs):
             return None
-        undone = difference(first.knobs, {**first.knobs, **{n: baseline[n] for n in names}})
-        return Suggestion(params, f"trial {first.trial} without {undone}, which a check refuses")
+        undone = difference(trial.knobs, {**trial.knobs, **{n: baseline[n] for n in names}})
+        return Suggestion(params, f"trial {trial.trial} without {undone}, which a check refuses")
 
     def _tell_what_is_refused(self, barred: Barred) -> None:
         """Say once, of each kind of configurations that is refused, why no other of it is tried."""

@@ -108,7 +108,8 @@ def _final(
             Kind.NOT_ENOUGH_TIME,
             missing_seconds=lacking.seconds,
             hindrance=lacking.hindrance,
-            search_best=SearchBest.of(attempts, records.noise),
+            search_best=SearchBest.of(attempts, records.noise, proof.barred.trials),
+            refused=checks.refused,
         )
     if confirmation is None or not confirmation.members() or not confirmation.rounds:
         return Verdict(Kind.NO_RESULT, outcomes=Outcomes.of(attempts))

@@ -5,7 +5,7 @@ A baseline may fail for a reason of its own, which no search can mend.
 
 import collections
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -65,7 +65,7 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class SearchBest:
-    """Fastest trial of a search, which was seen once.
+    """Fastest trial of a search that may be recommended, which was seen once.
 
     Attributes:
         knobs: its configuration; None if it or the baseline is not known.
@@ -79,16 +79,18 @@ class SearchBest:
     ratio: Ratio | None = None
 
     @classmethod
-    def of(cls, attempts: Attempts, noise: StoredNoise | None) -> Self:
+    def of(cls, attempts: Attempts, noise: StoredNoise | None, barred: Collection[int]) -> Self:
         """Return the fastest trial, as if all had run on one node.
 
         Args:
             noise: newest run-to-run noise that the study has found; None: as recorded with each run.
+            barred: trials that may not be recommended.
         """
         level, ratios = levelled(attempts), trial_ratios(attempts, noise)
         baseline = level.baseline()
         complete = level.searched().complete()
-        best = max(complete, key=lambda a: a.result.throughput or 0.0, default=None)
+        allowed = (one for one in complete if one.trial not in barred)
+        best = max(allowed, key=lambda a: a.result.throughput or 0.0, default=None)
         if baseline is None or best is None or best.trial not in ratios:
             return cls(complete=bool(complete))
         return cls(True, best.knobs, baseline.result.throughput or 0.0, ratios[best.trial].ratio)

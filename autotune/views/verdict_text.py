@@ -199,17 +199,14 @@ def _not_enough_time(verdict: Verdict) -> str:
         changed = difference(best.knobs, verdict.baseline_knobs)
         assert best.ratio is not None
         seen = f"by one run of it, {changed} is {claim(best.ratio, terms=_terms(verdict))}"
-    if missing := _missing(verdict):
-        return (
-            f"Not enough time: {seen}. About {missing} more would do to "
-            f"prove something ({_MORE_TIME})."
-        )
-    if verdict.hindrance:
-        return f"Nothing is proved: {seen}; {_hindrance(verdict.hindrance, verdict.study)}."
     text = f"Not enough time: {seen}."
-    if not best.complete:
+    if missing := _missing(verdict):
+        text += f" About {missing} more would do to prove something ({_MORE_TIME})."
+    elif verdict.hindrance:
+        text = f"Nothing is proved: {seen}; {_hindrance(verdict.hindrance, verdict.study)}."
+    elif not best.complete:
         text += f" How much it needs is not known; try several times as much ({_MORE_TIME})."
-    return text
+    return text + _refused(verdict)
 
 
 _BY_ROUNDS: Mapping[Kind, Callable[[Verdict], str]] = {

@@ -584,7 +584,9 @@ def test_provisional_speedup_is_that_of_the_trial_table(noise):
     table = trial_ratios(Attempts(attempts, defaults()), noise)
     found = provisionally(*attempts, noise=noise)
     assert (found.trial, found.speedup) == (1, table[1].ratio)
-    assert SearchBest.of(Attempts(attempts, defaults()), noise).ratio == table[1].ratio
+    assert SearchBest.of(Attempts(attempts, defaults()), noise, ()).ratio == table[1].ratio
+    best = SearchBest.of(Attempts(attempts, defaults()), noise, [1])
+    assert best.knobs == defaults(), "what is refused is not the best that was seen"
 
 
 def test_ratio_of_what_is_unchecked_is_that_of_the_trial_table():

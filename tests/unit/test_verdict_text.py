@@ -436,8 +436,18 @@ SEEN = SearchBest(True, knobs(micro_batch=64), 100.0, Ratio(1.125, 1.04, 1.21))
             "Nothing is proved: by one run of it, micro_batch=64 is 1.12x yours (1.04 to 1.21, "
             "95 % CI); more time would not help, as what was tried failed: trial 2, OOM: full.",
         ),
+        (
+            {
+                "search_best": SearchBest(True, BASELINE, 100.0),
+                "missing_seconds": 20.0,
+                "refused": (Refusal(2, knobs(precision="bf16"), "its loss leaves fp32"),),
+            },
+            "Not enough time: your configuration ran at 100 samples/s, and nothing was seen to be "
+            f"faster. About 20 s more would do to prove something ({MORE}). 1 trial refused: "
+            "precision=bf16, as its loss leaves fp32.",
+        ),
     ],
-    ids=["missing", "baseline", "nothing", "barred", "failed"],
+    ids=["missing", "baseline", "nothing", "barred", "failed", "refused"],
 )
 def test_text_of_a_study_without_time(changes, text):
     assert text_of(dataclasses.replace(EMPTY, kind=Kind.NOT_ENOUGH_TIME, **changes)) == text

@@ -332,6 +332,77 @@ def test_a_job_reads_the_copy_and_is_told_of_what_it_does_not_read(
     assert found.stderr.count("autotune:") == 1
 
 
+INCLUDING = """
+import sys, torch, yaml
+from pathlib import Path
+
+class Loader(yaml.SafeLoader):
+    pass
+
+def include(loader, node):
+    with open(Path(loader.name).parent / node.value) as file:
+        return yaml.load(file, Loader)
+
+Loader.add_constructor("!include", include)
+with open(sys.argv[-1]) as file:
+    config = yaml.load(file, Loader)
+print([config["bs"], config["model"], config["data"]])
+Path(sys.argv[-1]).with_name("models.yaml").read_text()
+weight = torch.nn.Parameter(torch.zeros(1))
+weight.sum().backward()
+torch.optim.SGD([weight], lr=0.1).step()
+"""
+
+
+@pytest.mark.parametrize("file", ["conf/exp/train.yaml", "{}/conf/exp/train.yaml"])
+@pytest.mark.parametrize("holder", ["--config", ""])
+def test_what_a_settings_file_includes_is_found_from_its_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, holder: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = file.format(tmp_path)
+    Path(file).parent.mkdir(parents=True)
+    text = "bs: 8\nmodel: !include models.yaml\ndata: !include ../data.yaml\n"
+    Path(file).write_text(text)
+    Path("conf/exp/models.yaml").write_text("width: 4\n")
+    Path("conf/data.yaml").write_text("path: x\n")
+    Path("train.py").write_text(INCLUDING)
+    workload = {
+        "script": "train.py",
+        "args": ["--config", file],
+        "flags": {"micro_batch": f"{holder or file}::bs"},
+    }
+    spec = load(
+        write_study(
+            tmp_path,
+            workload=workload,
+            baseline={},
+            search_space={"micro_batch": [8, 16]},
+            objective={"global_batch": "free"},
+        )
+    )
+    knobs = {**spec.full_baseline(), "micro_batch": 16}
+    config = BestConfig(
+        knobs=knobs, world_size=1, throughput={}, script=script_of(spec, knobs, tmp_path, 1)
+    )
+    command = [sys.executable, "train.py", "--config", file]
+    job = script_job(config, command, {"PYTHONPATH": str(Path(__file__).parents[2])})
+    found = subprocess.run(
+        job.command,
+        env={**os.environ, **job.environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout == "[16, {'width': 4}, {'path': 'x'}]\n"
+    assert not found.stderr
+    assert Path(file).read_text() == text
+    assert sorted(path.name for path in Path(file).parent.iterdir()) == [
+        "models.yaml",
+        "train.yaml",
+    ]
+
+
 def test_formats_list_what_they_cannot_say(tmp_path: Path) -> None:
     config = best(tmp_path, {"micro_batch": 8, "warmup": 1.0})
     for said in (argv(config), env(config)):
@@ -372,6 +443,8 @@ Path("a/c.json").exists()
 read = [open("a/c.json").read(), Path("a/c.json").absolute().read_text()]
 with io.open(os.fsencode("a/../a/c.json"), mode="rb") as file:
     read.append(file.read().decode())
+with open("a/c.json", opener=lambda path, flags: os.open(path, flags)) as file:
+    read += [file.read(), file.name]
 os.chdir("b")
 read.append(open("c.json").read())
 os.chdir("..")
@@ -399,7 +472,7 @@ def test_whoever_opens_the_file_gets_the_copy(tmp_path: Path) -> None:
     )
     before, read, between, after = json.loads(found.stdout)
     assert before == ["-", "a/c.json"]
-    assert read == ["copy of first.json"] * 3 + ["b/c.json"]
+    assert read == ["copy of first.json"] * 4 + ["a/c.json", "b/c.json"]
     assert between == ["-"]
     assert after == []
     assert (tmp_path / "a/c.json").read_text() == "mine", "what is written goes where it belongs"

@@ -4,6 +4,8 @@ Reading is recorded, so that an unused copy is noticed.
 """
 
 import builtins
+import contextlib
+import functools
 import io
 import os
 import sys
@@ -15,15 +17,45 @@ from autotune.worker.files import make_private
 from autotune.worker.protocol import FileCopy
 
 _WRITING = frozenset("wax+")
+_BEFORE_OPENER = 5
+"""Parameters of `open` between mode and opener."""
 
 
 def write(copy: FileCopy) -> None:
-    """Write a copy atomically: another process may write the same one."""
+    """Write a copy atomically: another process may write the same one.
+
+    What it names by a path from its own folder on is found by links, where its path is given to a
+    script.
+    """
     path = Path(copy.path)
     make_private(path.parent)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(copy.text, "utf-8")
     unfinished.replace(path)
+    if copy.root and not copy.stands_in:
+        _link_around(path, Path(copy.root))
+
+
+def _link_around(path: Path, root: Path) -> None:
+    """Link the other files and folders of all folders between a root and a path below it."""
+    for folder in path.parents:
+        _link_entries(os.sep / folder.relative_to(root), folder, root)
+        if folder == root:
+            return
+
+
+def _link_entries(original: Path, folder: Path, root: Path) -> None:
+    # A node may lack the folder, or its user the right to list it.
+    with contextlib.suppress(FileNotFoundError, PermissionError), os.scandir(original) as entries:
+        for entry in entries:
+            # A folder that contains the links would lead a search through them round in circles.
+            if not root.is_relative_to(entry.path):
+                with contextlib.suppress(FileExistsError):
+                    (folder / entry.name).symlink_to(entry.path)
+
+
+def _open_instead(copy: str, _: str, flags: int) -> int:
+    return os.open(copy, flags)
 
 
 class SettingsCopies:
@@ -55,18 +87,23 @@ class SettingsCopies:
 
     def _opening(self, opens: Callable[..., Any]) -> Callable[..., Any]:
         def opening(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            return opens(self._instead_of(file, mode), mode, *args, **kwargs)
+            if (copy := self._copy_of(file, mode)) is None:
+                return opens(file, mode, *args, **kwargs)
+            # The stream keeps its name, by which a script finds other files beside it.
+            kwargs["opener"] = functools.partial(_open_instead, copy)
+            return opens(file, mode, *args[:_BEFORE_OPENER], **kwargs)
 
         return opening
 
-    def _instead_of(self, file: Any, mode: str) -> Any:
+    def _copy_of(self, file: Any, mode: str) -> str | None:
+        """Return the copy that stands in for a file; None where there is none."""
         if not isinstance(file, str | bytes | os.PathLike) or _WRITING & {*mode}:
-            return file
+            return None
         path = os.fsdecode(file)
         # A link of another name is not followed: the study uses the script's name of the file.
         if Path(path).name not in self._names:
-            return file
-        return self._standing_in.get(os.path.realpath(path), file)
+            return None
+        return self._standing_in.get(os.path.realpath(path))
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event != "open" or not self._unread or not isinstance(arguments[0], str | bytes):

@@ -138,9 +138,10 @@ def _workload(launched: Launched, found: Findings, *, may_write: bool) -> str:
         lines.append(MAY_WRITE)
     lines += _turned_by(found)
     if found.seen.micro_batch and not found.seen.loader:
+        rows = "returns" if found.seen.returned else "is given"
         lines.append(
             f"  samples: {found.seen.samples}   # of a rank per step; no DataLoader shows them: a guess "
-            "by the rows that the model is given"
+            f"by the rows that the model {rows}"
         )
     return "\n".join([*lines, ""])
 
@@ -189,7 +190,7 @@ def _why_uneven(seen: SurveyResult) -> str:
     if seen.reuses:
         return "a batch is trained on by several optimizer steps"
     if not seen.micro_batch:
-        return "no batch was seen on its way into a model"
+        return "nothing that a model was given tells how many samples a batch has"
     return "its accumulation varies" if seen.accumulation_varies else ""
 
 

@@ -17,6 +17,7 @@ from autotune.runs.request_shapes import surveyed
 from autotune.runs.study_setup import StudySetup, facts_of, launcher_of
 from autotune.standalone import doctor, flags, interpreters, named_options, outside
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
+from autotune.standalone.flags import MICRO_BATCH
 from autotune.standalone.lasting import LastingMonitor, in_moments, too_short
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.launched import COMMAND_FIELD
@@ -173,6 +174,7 @@ def _study_of(
     seen = _with_settings(seen, launched, runner.workdir)
     _check(seen, runner)
     found = find_batch_settings(runner.at, seen, launcher.ranks, runner.say)
+    seen, found = without_guess(seen, found)
     facts = facts_of(launcher.site)
     taken = time.monotonic() - began + runner.usual
     searching = SearchTime(_seconds_for_trying(taken), runner.usual)
@@ -186,6 +188,13 @@ def _study_of(
     if launched.nodes == 1:
         _check_start(one_off.of(study), launched, seen, runner.say)
     return study
+
+
+def without_guess(seen: SurveyResult, found: BatchSettings) -> tuple[SurveyResult, BatchSettings]:
+    """Drop samples that were counted by what a model returns, unless a setting was seen to turn them."""
+    if not seen.returned or MICRO_BATCH in found.settings_by_knob or found.keeps_global_batch:
+        return seen, found
+    return dataclasses.replace(seen, micro_batch=0), BatchSettings(doubts=found.doubts)
 
 
 def _own_options(

@@ -45,7 +45,7 @@ class SurveyResult:
 
     Attributes:
         steps: of the optimizer that were seen.
-        micro_batch: rows of a forward pass with gradients on; 0 if none was seen.
+        micro_batch: samples of a forward pass with gradients on; 0 if they are not known.
         rows: of the tensors of a batch whose loader counts it as one sample; 0 for others.
         columns: of the first tensor that the model is given; 0 if it has none.
         accumulation_steps: such passes per optimizer step.
@@ -56,6 +56,8 @@ class SurveyResult:
         reuses: whether its steps have different numbers of samples for another reason, such as a batch
             that is trained on by several steps.
         guessed: whether samples were counted by tensors, as its loader does not know them.
+        returned: whether they were counted by what the model returns, as neither a loader nor what it is
+            given tells them; a guess until a setting is seen to turn them.
         backwards: backward passes that were seen.
         loader: whether a DataLoader yielded what it trained on.
         ddp: whether a model was in DistributedDataParallel.
@@ -91,6 +93,7 @@ class SurveyResult:
     accumulation_varies: bool = False
     reuses: bool = False
     guessed: bool = False
+    returned: bool = False
     backwards: int = 0
     loader: bool = False
     ddp: bool = False

@@ -6,13 +6,16 @@ import shlex
 import subprocess
 import sys
 import venv
+from collections import UserDict
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 
 import autotune
 from autotune.config import StudySpec, arguments, load
@@ -23,7 +26,7 @@ from autotune.export.best import BestConfig
 from autotune.export.tuned_job import script_job, script_of
 from autotune.runs.study_setup import resources
 from autotune.worker import inject
-from autotune.worker.inject.batch_samples import samples
+from autotune.worker.inject.batch_samples import samples, samples_given, samples_returned
 from autotune.worker.inject.changes import DDP, SHARDING
 from autotune.worker.inject.job_order import IN_RANK, VARIABLE, Order, runs
 from autotune.worker.inject.speed_report import ADDRESS
@@ -371,6 +374,18 @@ class Batch:
     targets: torch.Tensor
 
 
+class Graph:
+    """Sample of a data set that has a class of its own for each."""
+
+    def __len__(self) -> int:
+        return 9
+
+
+class Pair(NamedTuple):
+    source: Any
+    target: Any
+
+
 @pytest.mark.parametrize(
     ("batch", "expected"),
     [
@@ -393,10 +408,68 @@ class Batch:
         (Batch(torch.zeros(6, 3), torch.zeros(6)), 6),
         ([torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)]), torch.zeros(2)], 2),
         ({"x": torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)])}, 2),
+        (pack_sequence([torch.zeros(3), torch.zeros(2)]), 2),
+        ([np.zeros((4, 2)), np.zeros(4)], 4),
+        ((np.zeros((4, 2)), [1, 2, 3, 4]), 4),
+        ([np.zeros(3), np.zeros(5)], 2),
+        ([np.float32(3)] * 5, 5),
+        ([Graph()] * 3, 3),
+        (([Graph()] * 3, [0, 1, 0]), 3),
+        (([Graph()] * 3, torch.zeros(3)), 3),
+        (([Graph()] * 3, torch.zeros(2, 4)), 2),
+        ({"graphs": [Graph()] * 3, "names": ["a", "b"]}, 0),
+        (UserDict(input_ids=[[1, 2], [3, 4], [5, 6]]), 3),
+        (Pair([1, 2, 3], [4, 5, 6]), 3),
+        (Pair("a", "b"), 0),
+        (("text", 3), 0),
+        ({"x": "text"}, 0),
+        ("text", 0),
+        (b"text", 0),
+        ([None] * 3, 0),
+        (None, 0),
+        (3, 0),
+        ([], 0),
+        ({}, 0),
+        (Graph(), 0),
     ],
 )
 def test_samples_of_a_batch(batch: Any, expected: int) -> None:
     assert samples(batch) == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "expected"),
+    [
+        ([np.zeros((8, 5))] * 4, {}, 8),
+        ([[Graph()] * 8], {}, 8),
+        ([[Graph()] * 8, ["a", "b"]], {}, 0),
+        ([["a", "b", "c"]], {"longest": 512, "pads": True}, 3),
+        (["a"], {}, 0),
+        ([torch.zeros(4, 2), None], {"mask": torch.zeros(4)}, 4),
+        ([], {"batch": Batch(torch.zeros(6, 3), torch.zeros(6))}, 6),
+        ([UserDict(input_ids=torch.zeros(2, 8))], {}, 2),
+        ([Graph()], {}, 0),
+        ([Graph(), torch.zeros(4)], {}, 4),
+        ([], {}, 0),
+    ],
+)
+def test_samples_that_a_model_is_given(
+    args: list[Any], kwargs: dict[str, Any], expected: int
+) -> None:
+    assert samples_given(args, kwargs) == expected
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (torch.tensor(1.0), 0),
+        ((torch.tensor(1.0), torch.zeros(7, 2)), 7),
+        ({"loss": torch.tensor(1.0), "logits": torch.zeros(7, 2)}, 7),
+        (Graph(), 0),
+    ],
+)
+def test_samples_that_a_model_returns(result: Any, expected: int) -> None:
+    assert samples_returned(result) == expected
 
 
 def test_what_all_ranks_have_together_is_told_the_script_so():

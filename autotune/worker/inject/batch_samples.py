@@ -1,26 +1,39 @@
 """Tensors and number of samples of a batch of any structure."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
+
+_PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
+"""Types of entries that are not looked into, as lists of token ids are long."""
 
 
 def samples(batch: Any) -> int:
-    """Guess how many samples a batch has, where its loader does not know.
+    """Count the samples of a batch, where its loader does not know; return 0 where nothing tells them.
 
-    Samples are the rows of its tensors, or its entries where each is one sample (a list of dicts, of
-    pictures of different sizes): the number on which its fields agree; where they do not, that of the
-    first.
+    Samples are the rows of its tensors and arrays, or its entries where each is one sample (a list of
+    dicts, of texts, of pictures of different sizes): the number on which its fields agree; where they
+    do not, that of the first with rows. A batch of single numbers is one sample.
     """
     columns = _columns(batch)
     if columns is not None:
         return columns[0].size(0)
-    if next(tensors(batch), None) is None and not isinstance(batch, Mapping):
-        return len(batch) if isinstance(batch, Sized) else 0
     numbers = _numbers(batch)
-    return numbers[0] if numbers else 1
+    return numbers[0] if numbers else int(next(tensors(batch), None) is not None)
+
+
+def samples_given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Count the samples in the arguments of a model, each of which is a field of a batch."""
+    return samples({**dict(enumerate(args)), **kwargs})
+
+
+def samples_returned(result: Any) -> int:
+    """Count the samples in what a model returns: the rows of its tensors, its loss left out."""
+    rows = (tensor for tensor in tensors(result) if tensor.dim())
+    return samples(dict(enumerate(rows)))
 
 
 def _columns(batch: Any) -> Sequence[torch.Tensor] | None:
@@ -42,38 +55,62 @@ def _columns(batch: Any) -> Sequence[torch.Tensor] | None:
 
 def _numbers(part: Any) -> list[int]:
     """Return the numbers of samples that this part of a batch may have, the likeliest first."""
-    if isinstance(part, torch.Tensor):
-        return [part.size(0)] if part.dim() else []
-    if isinstance(part, Mapping) or is_dataclass(part):
+    if isinstance(part, PackedSequence):
+        return [int(part.batch_sizes[0])]
+    if _rank(part):
+        return [_length(part)]
+    if _is_record(part):
         return _agreed(_parts(part))
     if not isinstance(part, list | tuple) or not part:
         return []
-    fields, entries = _agreed(part), [len(part)]
-    return [*entries, *fields] if _one_by_one(part) else [*fields, *entries]
+    fields, entries = _agreed(_parts(part)), [len(part)]
+    if _has_rows(part):
+        return [*entries, *fields] if _one_by_one(part) else [*fields, *entries]
+    if len({*map(type, part)}) > 1 or part[0] is None:
+        return fields
+    return [*fields, *entries] if isinstance(part, tuple) else [*entries, *fields]
 
 
 def _one_by_one(entries: Sequence[Any]) -> bool:
-    """Return whether each entry is a sample of its own.
+    """Return whether each entry is a sample of its own, of those with rows.
 
-    Such an entry is a dict, a tensor of another length than the others, or no tensor at all.
+    Such an entry is a dict, or a tensor of another length than the others.
     """
-    if next(tensors(entries), None) is None:
-        return True
     if len(entries) == 1:
         return False
-    if all(isinstance(entry, torch.Tensor) for entry in entries):
-        ranks = {entry.dim() for entry in entries}
-        lengths = {entry.size(0) for entry in entries if entry.dim()}
-        return len(ranks) == 1 and len(lengths) > 1
+    if all(map(_rank, entries)):
+        return len({*map(_rank, entries)}) == 1 and len({*map(_length, entries)}) > 1
     return all(isinstance(entry, Mapping) for entry in entries)
 
 
 def _agreed(parts: Iterable[Any]) -> list[int]:
-    known = [numbers for part in parts if (numbers := _numbers(part))]
+    """Return the numbers that all parts may have, else those of the first part that has rows."""
+    ordered = sorted(parts, key=_has_rows, reverse=True)
+    known = [numbers for part in ordered if (numbers := _numbers(part))]
     if not known:
         return []
     common = [number for number in known[0] if all(number in other for other in known)]
-    return common or known[0]
+    return common or (known[0] if _has_rows(ordered) else [])
+
+
+def _has_rows(part: Any) -> bool:
+    """Return whether there are tensors or arrays with rows in a part of a batch."""
+    return _rank(part) > 0 or any(map(_has_rows, _parts(part)))
+
+
+def _rank(part: Any) -> int:
+    """Return the dimensions of a tensor or an array; 0 of all else."""
+    if isinstance(part, torch.Tensor):
+        return part.dim()
+    # The class tells: an object may make up attributes.
+    shape = part.shape if hasattr(type(part), "shape") else None
+    return len(shape) if isinstance(shape, tuple) else 0
+
+
+def _length(part: Any) -> int:
+    """Return the rows of a tensor or an array."""
+    # A nested tensor has no shape.
+    return int(part.size(0) if isinstance(part, torch.Tensor) else part.shape[0])
 
 
 def tensors(batch: Any) -> Iterator[torch.Tensor]:
@@ -89,10 +126,15 @@ def _parts(batch: Any) -> Iterable[Any]:
     if isinstance(batch, Mapping):
         return batch.values()
     if isinstance(batch, list | tuple):
-        return batch
+        return () if _PLAIN.issuperset(map(type, batch)) else batch
     if is_dataclass(batch):
         return [getattr(batch, field.name) for field in dataclasses.fields(batch)]
     return ()
+
+
+def _is_record(part: Any) -> bool:
+    """Return whether the parts have names, and so are no samples."""
+    return isinstance(part, Mapping) or is_dataclass(part) or hasattr(type(part), "_fields")
 
 
 def is_dataclass(part: Any) -> bool:

@@ -46,7 +46,7 @@ def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _samples(source: Source, batch: Any, known: int | None, *, iterable: bool) -> int:
-    """Return the samples of a batch: by its loader, else by its tensors.
+    """Return the samples of a batch: by its loader, else by its contents; 0 where nothing tells them.
 
     The last batch of an iterable data set may have fewer than the loader has asked for.
     """
@@ -57,7 +57,7 @@ def _samples(source: Source, batch: Any, known: int | None, *, iterable: bool) -
         source.guessed = True
         return shown
     source.agrees = source.agrees or shown == known
-    return min(shown, known) if source.agrees else known
+    return min(shown or known, known) if source.agrees else known
 
 
 class ScriptProbe:

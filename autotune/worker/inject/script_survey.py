@@ -5,7 +5,7 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from autotune.worker.effects.apply import targets_in
 from autotune.worker.inject import detected
 from autotune.worker.inject.accumulation import strays
-from autotune.worker.inject.batch_samples import samples, tensors
+from autotune.worker.inject.batch_samples import samples_given, samples_returned, tensors
 from autotune.worker.inject.changes import Changes
 from autotune.worker.inject.constructed import ACCUMULATED_BY_LOOP, Constructed, Setting
 from autotune.worker.inject.draws import Batch, of_one_pass
@@ -70,7 +70,8 @@ class _Passes:
         parameters: number of its trained values.
         since_step: passes since the last optimizer step.
         of_steps: passes between steps.
-        rows: of the inputs of each pass.
+        rows: samples of each pass, by what the module is given or else by what it returns.
+        returned: whether any were counted by what it returns.
     """
 
     module: nn.Module
@@ -78,6 +79,7 @@ class _Passes:
     since_step: int = 0
     of_steps: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+    returned: bool = False
 
 
 class Survey:
@@ -220,6 +222,7 @@ class Survey:
             accumulation_varies=ramps,
             reuses=uneven and not ramps,
             guessed=self.probe.guessed,
+            returned=bool(trained and trained.returned and not self._batches),
             backwards=self._backwards,
             loader=self.probe.saw_loader,
             ddp=self._changes.built.model is not None,
@@ -342,25 +345,29 @@ class Survey:
         def watched(call: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self._within or not torch.is_grad_enabled():
                 return call(module, *args, **kwargs)
-            if torch._C._current_graph_task_id() == _NO_BACKWARD:
-                self._passed(module, [*args, kwargs])
+            repeated = torch._C._current_graph_task_id() != _NO_BACKWARD
+            own = None if repeated else self._passed(module, args, kwargs)
             self._within = True
             try:
-                return call(module, *args, **kwargs)
+                result = call(module, *args, **kwargs)
             finally:
                 self._within = False
+            if own and not own.rows[-1]:
+                own.rows[-1], own.returned = samples_returned(result), True
+            return result
 
-    def _passed(self, module: nn.Module, inputs: list[Any]) -> None:
+    def _passed(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Passes:
         if id(module) not in self._passes:
             several = [p.numel() for p in module.parameters() if p.requires_grad]
             self._passes[id(module)] = _Passes(module, sum(several))
         own = self._passes[id(module)]
         own.since_step += 1
-        tensor = next(tensors(inputs), None)
+        tensor = next(tensors([*args, kwargs]), None)
         if own.parameters and tensor is not None:
             even = tensor.dim() > 1 and not tensor.is_nested
             self._columns.append(tensor.size(1) if even else 0)
-        own.rows.append(samples(inputs))
+        own.rows.append(samples_given(args, kwargs))
+        return own
 
     def _trained(self) -> "_Passes | None":
         """Return the passes of the largest model; a loss has no parameters, and is left out."""

@@ -415,6 +415,59 @@ while True:
     assert (found.seen.micro_batch, found.seen.accumulation_steps) == (4, 2)
 
 
+_WITHOUT_TENSORS = """
+import numpy as np, torch
+from torch import nn
+
+class Graph:
+    def __init__(self):
+        self.nodes = np.ones((7, 8), dtype=np.float32)
+
+class Graphs:
+    def __init__(self, several):
+        self.several = several
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 2)
+    def forward(self, graphs, *labels, pools="mean"):
+        several = getattr(graphs, "several", graphs)
+        rows = [getattr(graph, "nodes", graph).mean(0, keepdims=True) for graph in several]
+        return {returned}
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    loss = model({given}).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+_ROWS = "self.layer(torch.from_numpy(np.concatenate(rows)))"
+
+
+@pytest.mark.parametrize(
+    ("given", "returned", "samples", "by_results"),
+    [
+        ("np.ones((6, 5, 8), dtype=np.float32), *[np.ones((6, 5))] * 3", _ROWS, 6, False),
+        ("[Graph() for _ in range(6)]", _ROWS, 6, False),
+        ("[Graph() for _ in range(6)], pools='sum'", _ROWS, 6, False),
+        ("Graphs([Graph() for _ in range(6)])", _ROWS, 6, True),
+        ("Graphs([Graph() for _ in range(6)])", f"{_ROWS}.mean()", 0, True),
+    ],
+    ids=["arrays", "objects", "words", "rows of the result", "a loss alone"],
+)
+def test_samples_of_a_model_that_is_given_no_tensor(
+    given: str, returned: str, samples: int, by_results: bool
+) -> None:
+    script = _WITHOUT_TENSORS.replace("{given}", given).replace("{returned}", returned)
+    seen = look(script).seen
+    assert (seen.micro_batch, seen.accumulation_steps) == (samples, 1)
+    assert seen.returned == by_results
+    assert seen.counts_steps == (not samples)
+
+
 def test_two_passes_before_one_backward_are_one_micro_batch_without_a_loader() -> None:
     script = f"""{_SET_UP}
 while True:

@@ -113,17 +113,32 @@ class _Search:
 
     def result(self) -> BatchSettings:
         """Try the settings, and return the result."""
+        searches = [self._try_candidates, self._try_all_parts]
+        for search in reversed(searches) if self._begins_with_parts() else searches:
+            search()
+        sums = self._gradients.sum_micro_batches
+        return dataclasses.replace(self._found, sums=sums, doubts=tuple(self._doubts))
+
+    def _begins_with_parts(self) -> bool:
+        """Return whether parts are all that is named for the micro-batch.
+
+        What has its value by chance comes after them.
+        """
+        several = self._candidates.get(MICRO_BATCH, ())
+        return not any(flags.is_named(MICRO_BATCH, other.option) for other in several)
+
+    def _try_candidates(self) -> None:
         for knob, several in self._candidates.items():
             for other in several:
                 if self._is_done(knob):
                     break
                 if other.option.flag not in self._found.flags.values():
                     self._try(knob, other)
+
+    def _try_all_parts(self) -> None:
         for parts in self._parts:
             if not self._is_done(MICRO_BATCH):
                 self._try_parts(parts)
-        sums = self._gradients.sum_micro_batches
-        return dataclasses.replace(self._found, sums=sums, doubts=tuple(self._doubts))
 
     def _is_done(self, knob: str) -> bool:
         return self._found.keeps_global_batch or knob in self._found.settings_by_knob
@@ -151,9 +166,7 @@ class _Search:
             return
         elif other.option.sure:  # else it was a guess
             self._doubts.append(
-                f"{flag} is not {knob}: with {other.given} there were "
-                f"{counted(after.micro_batch, 'sample')} a micro-batch, "
-                f"{counted(after.accumulation_steps, 'micro-batch')} a step"
+                f"{flag} is not {knob}: with {other.given} there were {_split_of(after)}"
             )
 
     def _tried_doubled(self, knob: str, other: OtherValue) -> bool:
@@ -220,7 +233,11 @@ class _Search:
             self._doubts.append(f"{named} in proportion fails: {first_line(error)}")
             return
         if after.micro_batch != other:
-            self._doubts.append(f"{named} do not make up the micro-batch")
+            values = " and ".join(map(str, given.values()))
+            self._doubts.append(
+                f"{named} {'do' if len(parts) > 1 else 'does'} not make up {MICRO_BATCH}: with {values} "
+                f"there were {_split_of(after)}"
+            )
             return
         kept = after.samples == self._seen.samples
         if kept or after.accumulation_steps == self._seen.accumulation_steps:
@@ -282,3 +299,10 @@ class _Gradients:
         grows = self._grows
         alone = grows.get(ACCUMULATION, False) and grows.get(MICRO_BATCH) is False
         return self._of_one_batch or alone
+
+
+def _split_of(seen: SurveyResult) -> str:
+    return (
+        f"{counted(seen.micro_batch, 'sample')} a micro-batch, "
+        f"{counted(seen.accumulation_steps, 'micro-batch')} a step"
+    )

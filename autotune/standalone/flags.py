@@ -149,7 +149,7 @@ def parts(seen: SurveyResult) -> tuple[dict[str, int], ...]:
     """Return groups of settings that may make up a micro-batch together, each with its value.
 
     They are all that are named for it where they sum up to it, or one of which it is a multiple
-    (`--batch-size 4 --ratio 3`).
+    (`--batch-size 4 --ratio 3`). Where no loader tells the micro-batch, it may be any that is named.
 
     Args:
         seen: survey of the script, its settings among the options.
@@ -159,11 +159,13 @@ def parts(seen: SurveyResult) -> tuple[dict[str, int], ...]:
         option.flag: value
         for option in seen.options
         if option.sure and not option.switch and is_named(MICRO_BATCH, option)
-        if 0 < (value := _whole(option)) < size
+        if (value := _whole(option)) not in (0, size)
     }
-    if len(named) > 1 and sum(named.values()) == size:
-        return (named,)
-    single = ({flag: value} for flag, value in named.items() if size % value == 0)
+    smaller = {flag: value for flag, value in named.items() if value < size}
+    if len(smaller) > 1 and sum(smaller.values()) == size:
+        return (smaller,)
+    told = seen.loader and not seen.guessed
+    single = ({flag: v} for flag, v in named.items() if size % v == 0 or not told)
     return tuple(itertools.islice(single, _MOST_IN_PROPORTION))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
-from autotune.standalone.survey import of_all_nodes
+from autotune.standalone.survey import of_all_nodes, without_guess
 from autotune.worker.survey_result import Option, SurveyResult
 
 Script = Callable[[dict[str, int]], tuple[int, int]]
@@ -15,7 +15,7 @@ Script = Callable[[dict[str, int]], tuple[int, int]]
 
 
 def searched(
-    script: Script, baseline: dict[str, int], workers: int = 1
+    script: Script, baseline: dict[str, int], workers: int = 1, *, loader: bool = True
 ) -> tuple[BatchSettings, list[set[str]]]:
     """What is found of a script, and which settings each run changed."""
     runs: list[set[str]] = []
@@ -23,12 +23,14 @@ def searched(
     def look(settings: Mapping[str, int]) -> SurveyResult:
         runs.append(set(settings))
         micro_batch, steps = script({**baseline, **settings})
-        return SurveyResult(steps=4, micro_batch=micro_batch, accumulation_steps=steps, loader=True)
+        return SurveyResult(
+            steps=4, micro_batch=micro_batch, accumulation_steps=steps, loader=loader
+        )
 
     micro_batch, steps = script(baseline)
     options = tuple(Option(flag, flag.lstrip("-"), value) for flag, value in baseline.items())
     seen = SurveyResult(
-        steps=4, micro_batch=micro_batch, accumulation_steps=steps, loader=True, options=options
+        steps=4, micro_batch=micro_batch, accumulation_steps=steps, loader=loader, options=options
     )
     return find_batch_settings(look, seen, workers, lambda _: None), runs
 
@@ -96,6 +98,39 @@ def test_settings_that_a_script_says_twice_are_changed_together() -> None:
 def test_settings_of_two_loaders_are_changed_in_proportion() -> None:
     found, _ = searched(lambda s: (s["--a-bs"] + s["--b-bs"], 1), {"--a-bs": 4, "--b-bs": 12})
     assert found.in_proportion == {"micro_batch": {"--a-bs": 4, "--b-bs": 12}}
+
+
+def test_what_is_named_for_the_batch_is_tried_before_what_has_its_value_by_chance() -> None:
+    found, runs = searched(
+        lambda s: (s["--batch-size"] // 8, 1), {"--layers": 2, "--batch-size": 16}, loader=False
+    )
+    assert found.in_proportion == {"micro_batch": {"--batch-size": 16}}
+    assert runs == [{"--batch-size"}]
+
+
+def test_setting_of_another_batch_than_a_model_is_given_is_tried_all_the_same() -> None:
+    found, runs = searched(lambda _: (5, 1), {"--layers": 5, "--batch-size": 16}, loader=False)
+    assert runs == [{"--batch-size"}, {"--layers"}]
+    assert not found.settings_by_knob
+    assert found.doubts[0] == (
+        "--batch-size does not make up micro_batch: with 32 there were 5 samples a micro-batch, "
+        "1 micro-batch a step"
+    )
+
+
+def test_batch_that_a_loader_tells_is_no_part_of_a_setting() -> None:
+    found, runs = searched(lambda _: (5, 1), {"--batch-size": 16})
+    assert not runs
+    assert not found.doubts
+
+
+def test_samples_that_a_model_returns_count_once_a_setting_has_turned_them() -> None:
+    seen = SurveyResult(steps=4, micro_batch=8, returned=True)
+    turned = BatchSettings({"micro_batch": "--batch-size"})
+    assert without_guess(seen, turned) == (seen, turned)
+    other, found = without_guess(seen, BatchSettings({"accumulation_steps": "--a"}, doubts=("x",)))
+    assert other.counts_steps
+    assert found == BatchSettings(doubts=("x",))
 
 
 def test_setting_that_does_nothing_is_a_doubt() -> None:

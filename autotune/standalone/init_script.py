@@ -93,7 +93,7 @@ def description(found: Findings) -> str:
         samples = "varying numbers of samples"
     if not seen.micro_batch:
         samples = "an unknown number of samples"
-    told = seen.loader or not seen.micro_batch or "micro_batch" in found.batch.settings_by_knob
+    told = seen.loader or not seen.micro_batch or _turns_batch(found)
     unsure = seen.guessed or not told
     return (
         f"{samples} a micro-batch{' (a guess by the rows of tensors)' if unsure else ''}, "
@@ -138,12 +138,17 @@ def _workload(launched: Launched, found: Findings, *, may_write: bool) -> str:
         lines.append(MAY_WRITE)
     lines += _turned_by(found)
     if found.seen.micro_batch and not found.seen.loader:
-        rows = "returns" if found.seen.returned else "is given"
+        rows = f"the rows that the model {'returns' if found.seen.returned else 'is given'}"
+        how = "as set above" if _turns_batch(found) else f"a guess by {rows}"
         lines.append(
-            f"  samples: {found.seen.samples}   # of a rank per step; no DataLoader shows them: a guess "
-            f"by the rows that the model {rows}"
+            f"  samples: {found.seen.samples}   # of a rank per step; no DataLoader shows them: {how}"
         )
     return "\n".join([*lines, ""])
+
+
+def _turns_batch(found: Findings) -> bool:
+    """Return whether a setting was seen to turn the micro-batch, which its value then tells."""
+    return "micro_batch" in found.batch.settings_by_knob
 
 
 def _turned_by(found: Findings) -> list[str]:

@@ -111,6 +111,12 @@ def test_guess_by_tensors_is_marked() -> None:
     assert "guess" not in written()[0]
 
 
+def test_samples_that_a_setting_is_seen_to_turn_are_no_guess() -> None:
+    text, _ = written(loader=False, batch=BatchSettings(flags={"micro_batch": "--batch-size"}))
+    assert "samples: 16   # of a rank per step; no DataLoader shows them: as set above" in text
+    assert "a guess by the rows that the model is given" in written(loader=False)[0]
+
+
 @pytest.mark.parametrize(
     ("workload", "batch", "counts"),
     [

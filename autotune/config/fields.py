@@ -175,17 +175,11 @@ def given(
         if file is None:
             raise BadInput(_unnamed(holder.text))
         text = changed_text(workdir / file, changes)
-        root = folder.absolute() / hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
-        path = str(root / _from_root(workdir / file))
-        stands_in = holder.is_file and in_process
-        set_ = set_.with_copy(holder, FileCopy(file, path, text, stands_in, str(root)))
+        digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+        path = str(folder.absolute() / digest / Path(file).name)
+        copy = FileCopy(file, path, text, stands_in=holder.is_file and in_process)
+        set_ = set_.with_copy(holder, copy)
     return set_
-
-
-def _from_root(file: Path) -> Path:
-    """Return the path of a file from `/` on, by the folder in which it is found."""
-    folder = Path(os.path.realpath(file.parent))
-    return folder.relative_to(folder.anchor) / file.name
 
 
 def files(

@@ -55,7 +55,7 @@ def write(copy: FileCopy) -> None:
         BadInput: it cannot be written.
     """
     try:
-        _hold(Path(copy.root))
+        _hold(Path(copy.path).parent)
         settings_copies.write(copy)
     except OSError as error:
         raise BadInput(f"{copy.path} cannot be written: {error.strerror}") from None

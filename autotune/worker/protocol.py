@@ -135,8 +135,6 @@ class FileCopy:
     text: str
     stands_in: bool = False
     """True if opening the file opens the copy; otherwise the script is given the copy's path."""
-    root: str = ""
-    """Folder that stands for `/` there: what lies beside the file, and above it, is linked in it."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ Reading is recorded, so that an unused copy is noticed.
 """
 
 import builtins
-import contextlib
 import functools
 import io
 import os
@@ -22,36 +21,12 @@ _BEFORE_OPENER = 5
 
 
 def write(copy: FileCopy) -> None:
-    """Write a copy atomically: another process may write the same one.
-
-    What it names by a path from its own folder on is found by links, where its path is given to a
-    script.
-    """
+    """Write a copy atomically: another process may write the same one."""
     path = Path(copy.path)
     make_private(path.parent)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(copy.text, "utf-8")
     unfinished.replace(path)
-    if copy.root and not copy.stands_in:
-        _link_around(path, Path(copy.root))
-
-
-def _link_around(path: Path, root: Path) -> None:
-    """Link the other files and folders of all folders between a root and a path below it."""
-    for folder in path.parents:
-        _link_entries(os.sep / folder.relative_to(root), folder, root)
-        if folder == root:
-            return
-
-
-def _link_entries(original: Path, folder: Path, root: Path) -> None:
-    # A node may lack the folder, or its user the right to list it.
-    with contextlib.suppress(FileNotFoundError, PermissionError), os.scandir(original) as entries:
-        for entry in entries:
-            # A folder that contains the links would lead a search through them round in circles.
-            if not root.is_relative_to(entry.path):
-                with contextlib.suppress(FileExistsError):
-                    (folder / entry.name).symlink_to(entry.path)
 
 
 def _open_instead(copy: str, _: str, flags: int) -> int:

@@ -4,8 +4,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -164,8 +166,10 @@ def test_padding_of_tokens_does_not_change_a_row() -> None:
         {"text": ["one", "two"], "number": torch.zeros(3)},
         torch.randn(2, 100_000).to(torch.bfloat16),
         torch.tensor([True, False]),
+        (np.arange(6.0).reshape(2, 3), np.zeros(2)),
+        pack_sequence([torch.ones(3), torch.zeros(2)], enforce_sorted=False),
     ],
-    ids=["list of samples", "time first", "texts", "long rows", "booleans"],
+    ids=["list of samples", "time first", "texts", "long rows", "booleans", "arrays", "packed"],
 )
 def test_rows_of_many_kinds_have_a_hash_of_their_own(batch: Any) -> None:
     found, again = row_hashes(batch, 2), row_hashes(batch, 2)

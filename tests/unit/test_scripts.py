@@ -386,6 +386,19 @@ class Pair(NamedTuple):
     target: Any
 
 
+class Pictures(NamedTuple):
+    pixels: torch.Tensor
+    shape: tuple[int, int]
+
+
+class Ragged:
+    """Batch of rows of different lengths."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        raise RuntimeError("a ragged batch has none")
+
+
 @pytest.mark.parametrize(
     ("batch", "expected"),
     [
@@ -421,6 +434,11 @@ class Pair(NamedTuple):
         (UserDict(input_ids=[[1, 2], [3, 4], [5, 6]]), 3),
         (Pair([1, 2, 3], [4, 5, 6]), 3),
         (Pair("a", "b"), 0),
+        (Pictures(torch.zeros(8, 3), (224, 224)), 8),
+        ((Pictures(torch.zeros(8, 3), (224, 224)), torch.zeros(8)), 8),
+        (Ragged(), 0),
+        (["a", None, "c"], 3),
+        ([1, 2.0], 2),
         (("text", 3), 0),
         ({"x": "text"}, 0),
         ("text", 0),

@@ -57,8 +57,8 @@ def _numbers(part: Any) -> list[int]:
     """Return the numbers of samples that this part of a batch may have, the likeliest first."""
     if isinstance(part, PackedSequence):
         return [int(part.batch_sizes[0])]
-    if _rank(part):
-        return [_length(part)]
+    if shape := _shape(part):
+        return [shape[0]]
     if _is_record(part):
         return _agreed(_parts(part))
     if not isinstance(part, list | tuple) or not part:
@@ -66,9 +66,9 @@ def _numbers(part: Any) -> list[int]:
     fields, entries = _agreed(_parts(part)), [len(part)]
     if _has_rows(part):
         return [*entries, *fields] if _one_by_one(part) else [*fields, *entries]
-    if len({*map(type, part)}) > 1 or part[0] is None:
-        return fields
-    return [*fields, *entries] if isinstance(part, tuple) else [*entries, *fields]
+    if isinstance(part, list):
+        return [*entries, *fields] if any(entry is not None for entry in part) else fields
+    return fields if len({*map(type, part)}) > 1 or part[0] is None else [*fields, *entries]
 
 
 def _one_by_one(entries: Sequence[Any]) -> bool:
@@ -78,8 +78,9 @@ def _one_by_one(entries: Sequence[Any]) -> bool:
     """
     if len(entries) == 1:
         return False
-    if all(map(_rank, entries)):
-        return len({*map(_rank, entries)}) == 1 and len({*map(_length, entries)}) > 1
+    shapes = [*map(_shape, entries)]
+    if all(shapes):
+        return len({*map(len, shapes)}) == 1 and len({shape[0] for shape in shapes}) > 1
     return all(isinstance(entry, Mapping) for entry in entries)
 
 
@@ -95,22 +96,21 @@ def _agreed(parts: Iterable[Any]) -> list[int]:
 
 def _has_rows(part: Any) -> bool:
     """Return whether there are tensors or arrays with rows in a part of a batch."""
-    return _rank(part) > 0 or any(map(_has_rows, _parts(part)))
+    return bool(_shape(part)) or any(map(_has_rows, _parts(part)))
 
 
-def _rank(part: Any) -> int:
-    """Return the dimensions of a tensor or an array; 0 of all else."""
+def _shape(part: Any) -> Sequence[int]:
+    """Return the shape of a tensor or an array; empty of all else, or where it is not known."""
     if isinstance(part, torch.Tensor):
-        return part.dim()
+        # A nested tensor has no shape.
+        return [part.size(0), *[0] * (part.dim() - 1)] if part.dim() else []
     # The class tells: an object may make up attributes.
-    shape = part.shape if hasattr(type(part), "shape") else None
-    return len(shape) if isinstance(shape, tuple) else 0
-
-
-def _length(part: Any) -> int:
-    """Return the rows of a tensor or an array."""
-    # A nested tensor has no shape.
-    return int(part.size(0) if isinstance(part, torch.Tensor) else part.shape[0])
+    if _is_record(part) or isinstance(part, list | tuple) or not hasattr(type(part), "shape"):
+        return []
+    try:
+        return [int(number) for number in part.shape]
+    except Exception:  # a property of the script's own class
+        return []
 
 
 def tensors(batch: Any) -> Iterator[torch.Tensor]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from autotune.worker.inject.batch_samples import samples, tensors
 
@@ -198,9 +199,13 @@ def row_hashes(batch: Any, rows: int) -> Tensor | None:
 
 def _columns(part: Any, rows: int) -> list[Tensor]:
     """Return a hash for every row in each field of a batch; fields without such rows are left out."""
+    if hasattr(type(part), "__array__") and not isinstance(part, Tensor):
+        part = torch.as_tensor(part)
     if isinstance(part, Tensor):
         found = _by_row(part, rows)
         return [] if found is None else [found]
+    if isinstance(part, PackedSequence):
+        part = pad_packed_sequence(part, batch_first=True)
     if isinstance(part, Mapping):
         part = list(part.values())
     elif not isinstance(part, list | tuple):

@@ -404,7 +404,7 @@ class ScriptRun:
         """
         sizes, numbers = self._probe.draws.sizes, self._probe.accumulation.numbers
         wanted = self._script.samples * self._context.world_size / self._drawing
-        as_said = any(max(sizes) * number == wanted for number in numbers)
+        as_said = any(max(sizes, default=0) * number == wanted for number in numbers)
         uneven = self._probe.draws.varies or self._probe.flushes
         return as_said and len(numbers) > 1 and not uneven
 

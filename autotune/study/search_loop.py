@@ -140,9 +140,7 @@ class SearchLoop:
             return False
         self._context.say(f"To be tried next: {found.reason}.")
         trial = self.ledger.begin(found.params, self.space.distributions(), found.reason)
-        limit = self._time.for_late_trial(knobs, proof)
-        # It need not catch up with those in whose place it is.
-        executor.submit(self._planner.search(trial.number, knobs, limit, range(trial.number)))
+        self._launch(executor, trial, attempts)
         self._run(executor, [], ended=True)
         return True
 
@@ -330,9 +328,11 @@ class SearchLoop:
             yield NewMessage(text, MessageCode.EXPECTATION, data)
 
     def _launch(self, executor: TrialExecutor, trial: FrozenTrial, attempts: Attempts) -> None:
-        knobs = self.space.complete(trial.params)
-        limit = self._time.for_trial(attempts, knobs)
-        barred = self._time.proof(attempts).barred.trials
+        knobs, proof = self.space.complete(trial.params), self._time.proof(attempts)
+        limit, barred = self._time.for_trial(attempts, knobs), [*proof.barred.trials]
+        if self._context.study.search_ended is not None:
+            # It need not catch up with those in whose place it is.
+            limit, barred = self._time.for_late_trial(knobs, proof), [*range(trial.number)]
         executor.submit(self._planner.search(trial.number, knobs, limit, barred))
 
     def _learn_noise(self) -> None:

@@ -146,13 +146,18 @@ class TimeBudget:
         """Return the time limit of a trial whose own proof follows at once."""
         if self._wall_time is None:
             return NO_LIMIT
-        free = max(0.0, self._until_late_end - proof.of(knobs))
+        free = max(0.0, self._until_late_end - self._late_proof(knobs, proof))
         wanted = max(free / SEARCH.trials_in_short, proof.costs.shortest(knobs))
         return TimeLimit(min(wanted, free), min(MEASUREMENT.overrun * wanted, free))
 
     def lacks_for_late_trial(self, knobs: Knobs, proof: Proof) -> float:
         """Return seconds that are missing for such a trial and its proof; at most 0 if none are."""
-        return proof.costs.shortest(knobs) + proof.of(knobs) - self._until_late_end
+        return proof.costs.shortest(knobs) + self._late_proof(knobs, proof) - self._until_late_end
+
+    def _late_proof(self, knobs: Knobs, proof: Proof) -> float:
+        """Return seconds of the proof that follows: of the trial or, if that fails, of a rival."""
+        others = proof.shortest(self._until_late_end) if proof.rivals() else 0.0
+        return max(proof.of(knobs), others)
 
     def _of_search(self, proof: Proof, share: float, compiling: float = 0.0) -> TimeLimit:
         """Return the limit of a run that has a share of the time for the search.

@@ -124,8 +124,9 @@ def main() -> NoReturn:
     except processes.Survivors as survivors:
         print(f"left behind: {survivors}", file=sys.stderr)
     scratch.finish(_FAREWELL_SECONDS)
-    # An ordinary exit would remove it, with the fork server's socket.
-    shutil.rmtree(util.get_temp_dir(), ignore_errors=True)
+    with contextlib.suppress(OSError):  # no folder can be made where none was yet
+        # An ordinary exit would remove it, with the fork server's socket.
+        shutil.rmtree(util.get_temp_dir(), ignore_errors=True)
     sys.stderr.flush()
     os._exit(status)  # an ordinary exit waits for ranks, which may not be able to die
 

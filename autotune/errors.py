@@ -1,5 +1,9 @@
 """Errors that a user can meet. A message says what is wrong, where, and what to do."""
 
+import textwrap
+
+_MOST_OF_LINE = 300
+
 
 class AutotuneError(Exception):
     """Base of all errors that are shown without a traceback."""
@@ -99,3 +103,8 @@ class UnfitNodes(NotHere):
 
 class DevicesTaken(LauncherError):
     """Error for devices on which another study measures."""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, shortened to a few lines of a terminal."""
+    return textwrap.shorten(str(error).partition("\n")[0], _MOST_OF_LINE, placeholder=" ...")

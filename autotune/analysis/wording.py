@@ -1,7 +1,6 @@
 """Figures and configurations in words, the same in verdict, progress, notes and report. Pure."""
 
 import math
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
@@ -13,7 +12,6 @@ from search_spaces.knob import written
 from storage import AttemptState
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
-_MOST_OF_ERROR = 300
 _NOISE_DIGITS = 9
 """Decimals beyond which a figure holds nothing but the errors of its arithmetic."""
 
@@ -116,8 +114,3 @@ def too_slow(state: AttemptState) -> str:
 def end_in_words(state: str) -> str:
     """Return the state in which an attempt ended, as texts name it."""
     return "ended early" if state == AttemptState.PRUNED else str(state)
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, shortened to a few lines of a terminal."""
-    return textwrap.shorten(str(error).partition("\n")[0], _MOST_OF_ERROR, placeholder=" ...")

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from autotune.analysis.first_updates import is_in_proportion
-from autotune.analysis.wording import counted, first_line
+from autotune.analysis.wording import counted
 from autotune.config.keeping import COUNTED
-from autotune.errors import BadInput
+from autotune.errors import BadInput, first_line
 from autotune.standalone import flags
 from autotune.standalone.flags import ACCUMULATION, MICRO_BATCH, OtherValue
 from autotune.worker.survey_result import SurveyResult

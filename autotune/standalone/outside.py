@@ -7,8 +7,7 @@ comes from.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from autotune.analysis.wording import first_line
-from autotune.errors import BadInput
+from autotune.errors import BadInput, first_line
 from autotune.standalone.own_options import SearchTime
 from autotune.worker.survey_result import SurveyResult
 from search_spaces import CATALOGUE, Facts

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.analysis.wording import counted, first_line
-from autotune.errors import BadInput
+from autotune.analysis.wording import counted
+from autotune.errors import BadInput, first_line
 from autotune.standalone import named_options
 from autotune.standalone.named_options import OtherWord
 from autotune.worker.survey_result import ON, SurveyResult, agrees

@@ -54,7 +54,7 @@ def test_a_rate_is_what_it_would_be_where_the_baseline_ran_first():
 
 def test_what_is_told_of_trials_seen_once_is_of_such_rates():
     attempts = such(own(), run(80.0, FAR), trial(1, 90.0, FAR), trial(2, 110.0, HOME))
-    assert SearchBest.of(attempts, None).ratio.value == pytest.approx(1.125)
+    assert SearchBest.of(attempts, None, ()).ratio.value == pytest.approx(1.125)
     told = {one.trial: one for one in best_per_batch(attempts, 2, {})}
     assert told[1].throughput == pytest.approx(112.5)
     assert told[1].speedup.value == pytest.approx(1.125)

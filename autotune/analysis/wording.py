@@ -12,6 +12,8 @@ from search_spaces.knob import written
 from storage import AttemptState
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+_ENDS = {str(AttemptState.COMPLETE): "complete", str(AttemptState.PRUNED): "ended early"}
+"""Usual ends of attempts in words."""
 _NOISE_DIGITS = 9
 """Decimals beyond which a figure holds nothing but the errors of its arithmetic."""
 
@@ -113,4 +115,4 @@ def too_slow(state: AttemptState) -> str:
 
 def end_in_words(state: str) -> str:
     """Return the state in which an attempt ended, as texts name it."""
-    return "ended early" if state == AttemptState.PRUNED else str(state)
+    return _ENDS.get(state, str(state))

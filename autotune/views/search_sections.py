@@ -34,8 +34,6 @@ _NUMBERS = 10
 """Trials that are numbered of those that failed in the same way."""
 _CAUSES = 24
 """Causes of failures that are told."""
-_ENDS = {"COMPLETE": "complete", "PRUNED": "ended early"}
-"""Usual ends of trials in words."""
 _DISTURBED = 0.1
 """Share of disturbed blocks from which on a trial is said to be disturbed."""
 CHOICES = {
@@ -60,7 +58,7 @@ def search(figures: StudyFigures) -> ReportSection:
     found = figures.search
     if not figures.trials:
         return NOTHING
-    states = ", ".join(f"{n:,} {_ENDS.get(state, state)}" for state, n in found.trials.items())
+    states = ", ".join(f"{n:,} {end_in_words(state)}" for state, n in found.trials.items())
     others = sum(len(one.trials) for one in found.failures[_CAUSES:])
     facts = [
         ("Space", found.space),

@@ -1,4 +1,4 @@
-"""What a check refuses of the fastest trial is left out of another one, which is proven then."""
+"""Trial without the knobs that the numerics gate has refused in the fastest one."""
 
 import json
 from typing import Any

@@ -302,6 +302,18 @@ def test_copy_that_stands_in_does_not_reach_a_python_without_its_variables(
     assert job.command[-1] != "train.yaml", "named by an argument"
 
 
+def ran(config: BestConfig, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a job with a configuration, to its end."""
+    job = script_job(config, command, {"PYTHONPATH": str(Path(__file__).parents[2])})
+    return subprocess.run(
+        job.command,
+        env={**os.environ, **job.environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
 JOB = """
 import os, torch
 os.chdir("/")
@@ -319,14 +331,7 @@ def test_a_job_reads_the_copy_and_is_told_of_what_it_does_not_read(
     config = best(tmp_path, {"micro_batch": 8, "warmup": 1.0})
     (tmp_path / "train.py").write_text(JOB.format(file=str(tmp_path / "train.yaml")))
     command = [sys.executable, "train.py", "--config", "train.yaml"]
-    job = script_job(config, command, {"PYTHONPATH": str(Path(__file__).parents[2])})
-    found = subprocess.run(
-        job.command,
-        env={**os.environ, **job.environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    found = ran(config, command)
     assert found.stdout == "  warmup: 1.0\n"
     assert f"autotune: {tmp_path / 'train.yaml'}: has not been read" in found.stderr, "of --config"
     assert found.stderr.count("autotune:") == 1
@@ -385,14 +390,7 @@ def test_what_a_settings_file_includes_is_found_from_its_copy(
         knobs=knobs, world_size=1, throughput={}, script=script_of(spec, knobs, tmp_path, 1)
     )
     command = [sys.executable, "train.py", "--config", file]
-    job = script_job(config, command, {"PYTHONPATH": str(Path(__file__).parents[2])})
-    found = subprocess.run(
-        job.command,
-        env={**os.environ, **job.environment},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    found = ran(config, command)
     assert found.stdout == "[16, {'width': 4}, {'path': 'x'}]\n"
     assert not found.stderr
     assert Path(file).read_text() == text

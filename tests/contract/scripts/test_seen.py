@@ -206,7 +206,7 @@ while True:
 def test_batch_that_the_script_splits_has_the_samples_of_every_split(
     bench: Bench, number: int, trajectory: int
 ) -> None:
-    """As improved-diffusion has it: one batch of the loader is a step, in so many parts."""
+    """Check a script that splits each batch of its loader into the micro-batches of a step."""
     size = 8 // number
     chosen = knobs(micro_batch=size, accumulation_steps=number)
     asked = {"trajectory": trajectory, "knobs": chosen}

@@ -25,7 +25,7 @@ import torch
 import yaml
 
 import launchers
-from autotune.worker.protocol import PYTHON, TORCHRUN, BlockPlan, Deadlines, Script, TrialRequest
+from autotune.worker.protocol import PYTHON, TORCHRUN, BlockPlan, Script, Timeouts, TrialRequest
 from launchers import Resources
 from search_spaces import defaults
 
@@ -189,7 +189,7 @@ def _trial(
         seed=0,
         device="cpu",
         blocks=BlockPlan(0.0, 1, max_blocks=2),
-        deadlines=Deadlines(startup=PATIENCE, step=PATIENCE),
+        timeouts=Timeouts(startup=PATIENCE, step=PATIENCE),
         workdir=str(folder),
         log_dir=str(folder / f"logs-{name}"),
         env={"TOLD": str(told)},

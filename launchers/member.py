@@ -258,7 +258,7 @@ def _as_launched(request: TrialRequest) -> TrialRequest:
         profile=0,
         limit=_ANY.limit,
         blocks=_ANY.blocks,
-        deadlines=_ANY.deadlines,
+        timeouts=_ANY.timeouts,
         log_dir="",
     )
 

@@ -308,7 +308,7 @@ def _last_round_run(attempts: Iterable[StoredAttempt]) -> int:
 def _may_pass(check: StoredAttempt) -> bool:
     """Return whether another run may show what a failed one did not.
 
-    A hang of a configuration that compiles is final, as it lasts for a deadline of many minutes.
+    A hang of a configuration that compiles is final, as it lasts for a timeout of many minutes.
     """
     hung = check.result.state == AttemptState.HANG
     return check.result.may_pass and not (hung and check.knobs["compile"] != "none")

@@ -251,7 +251,7 @@ def resume(
 ) -> None:
     """Continue a study that was stopped or has failed.
 
-    By its name it has its stored settings, by its study.yaml the present budgets, deadlines and
+    By its name it has its stored settings, by its study.yaml the present budgets, timeouts and
     variables.
     """
     from autotune.config import load

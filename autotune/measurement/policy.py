@@ -95,13 +95,13 @@ class MeasurementPolicy:
     steps_on_device: int = judgement(2, "steps", "fewest of such a block")
     startup_compiling: float = judgement(
         3.0,
-        "deadlines",
+        "timeouts",
         "of the start, and of a step, where a trial compiles",
         "too short loses configurations that work, too long costs time only in a hang",
     )
     startup_autotuning: float = judgement(
         10.0,
-        "deadlines",
+        "timeouts",
         "of both with max-autotune",
         "it times some twenty kernels for each shape, on all ranks at once",
     )

@@ -80,9 +80,9 @@ def as_trajectory(asked: TrialRequest) -> TrialRequest:
     Where dropout comes back after the first steps, compiled code is compiled anew: any step may
     take as long as the first.
     """
-    longest = max(asked.deadlines.startup, asked.deadlines.step)
-    deadlines = dataclasses.replace(asked.deadlines, step=longest)
-    return dataclasses.replace(asked, trajectory=PROOF.most_steps, deadlines=deadlines)
+    longest = max(asked.timeouts.startup, asked.timeouts.step)
+    timeouts = dataclasses.replace(asked.timeouts, step=longest)
+    return dataclasses.replace(asked, trajectory=PROOF.most_steps, timeouts=timeouts)
 
 
 def under_autocast(asked: TrialRequest) -> TrialRequest:

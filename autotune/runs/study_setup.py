@@ -19,7 +19,7 @@ from autotune.paths import compiled
 from autotune.search.space import Space
 from autotune.worker import interpreter
 from autotune.worker.files import COMPILER_CACHES
-from autotune.worker.protocol import BlockPlan, Deadlines, TrialRequest
+from autotune.worker.protocol import BlockPlan, Timeouts, TrialRequest
 from launchers import Busy, Launcher, Resources, Site, Slot, Tenant, refuse
 from search_spaces import Facts, infeasible
 from search_spaces.constraints import has_tf32, runs_slowly
@@ -197,7 +197,7 @@ class StudySetup:
             cpus_per_rank=spec.resources.cpus_per_worker,
             memory_per_rank=spec.resources.memory_per_worker,
             blocks=self._blocks(),
-            deadlines=_deadlines(spec, knobs),
+            timeouts=_timeouts(spec, knobs),
             workdir=str(workdir),
             import_paths=tuple(dict.fromkeys([str(workdir), spec.folder or str(workdir)])),
             env=spec.env,
@@ -305,13 +305,13 @@ def longest_silence(spec: StudySpec) -> float:
     That is its start, or a block of steps and the step after it.
     """
     modes = {spec.full_baseline()["compile"], *spec.values().get("compile", ())}
-    deadlines = [_deadlines(spec, {"compile": mode}) for mode in modes]
+    timeouts = [_timeouts(spec, {"compile": mode}) for mode in modes]
     longest = spec.measurement.longest
-    return max(max(one.startup, longest + one.step) for one in deadlines)
+    return max(max(one.startup, longest + one.step) for one in timeouts)
 
 
-def _deadlines(spec: StudySpec, knobs: Mapping[str, Any]) -> Deadlines:
-    """Return the deadlines of the first step and of later ones.
+def _timeouts(spec: StudySpec, knobs: Mapping[str, Any]) -> Timeouts:
+    """Return the timeouts of the first step and of later ones.
 
     They are longer for a trial that compiles, but a small part of the study's time. Later steps
     compile, too: those with a shorter last batch, for one.
@@ -322,7 +322,7 @@ def _deadlines(spec: StudySpec, knobs: Mapping[str, Any]) -> Deadlines:
         max(usual, min(usual * _compilation(knobs), longest))
         for usual in (asked.startup_deadline, asked.step_deadline)
     )
-    return Deadlines(startup, step)
+    return Timeouts(startup, step)
 
 
 def _compilation(knobs: Mapping[str, Any]) -> float:

@@ -217,7 +217,7 @@ def _started_otherwise(name: str, fields: Sequence[str]) -> str:
     return (
         f"the study {name!r} was started with other settings ({', '.join(fields)}), so its figures "
         "cannot be continued with these; give it another name, or go on with the stored ones: autotune "
-        f"resume {name}. Budgets, deadlines and variables of the environment may change"
+        f"resume {name}. Budgets, timeouts and variables of the environment may change"
     )
 
 

@@ -33,7 +33,7 @@ from autotune.standalone.own_options import (
 )
 from autotune.standalone.progress_lines import reported
 from autotune.worker.cgroup import usable_cpus
-from autotune.worker.protocol import PYTHON, SPAWN, Deadlines, TrialRequest
+from autotune.worker.protocol import PYTHON, SPAWN, Timeouts, TrialRequest
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
 from search_spaces.knob import KnobValue, written
@@ -429,7 +429,7 @@ def _with(given: fields.Given, startup: float) -> Shape:
             ),
             env={**asked.env, **given.variables},
             copies=given.copies,
-            deadlines=Deadlines(startup, step=startup),  # nothing is timed
+            timeouts=Timeouts(startup, step=startup),  # nothing is timed
         )
         return surveyed(changed)
 

@@ -79,7 +79,7 @@ class BlockPlan:
 
 
 @dataclass(frozen=True)
-class Deadlines:
+class Timeouts:
     """Seconds without progress after which a trial counts as hung."""
 
     startup: float = 300.0
@@ -220,7 +220,7 @@ class TrialRequest:
     replicas: int = 1
     """Devices that one rank drives by itself, each with a micro-batch of its own."""
     blocks: BlockPlan = field(default_factory=BlockPlan)
-    deadlines: Deadlines = field(default_factory=Deadlines)
+    timeouts: Timeouts = field(default_factory=Timeouts)
     trajectory: int = 0
     """Optimizer steps of a trajectory: one block per step, nothing timed; 0: none.
 
@@ -329,7 +329,7 @@ class Configure(Message):
 
 @dataclass(frozen=True)
 class Waiting(Message):
-    """Rank -> agent: the rank waits for a turn, and no deadline applies meanwhile."""
+    """Rank -> agent: the rank waits for a turn, and no timeout applies meanwhile."""
 
     after: int
     """Number of its last turn; 0 before the first."""

@@ -16,7 +16,7 @@ from autotune.measurement.stop_rule import Limits
 from autotune.runs import request_shapes, study_setup
 from autotune.runs.monitors import FitMonitor, RunMonitor, TimedMonitor
 from autotune.runs.one_off import Shape, as_timed
-from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, TrialRequest
+from autotune.worker.protocol import BlockPlan, BlockReport, Timeouts, TrialRequest
 from launchers import Launcher, Resources, section_of
 from search_spaces import Facts, defaults
 
@@ -235,7 +235,7 @@ class Trials:
             device=slot.device,
             devices_per_rank=slot.devices_per_rank,
             blocks=self._bench.scale.blocks,
-            deadlines=Deadlines(startup=startup),
+            timeouts=Timeouts(startup=startup),
             import_paths=(str(BENCHMARKS),),
             log_dir=str(self._bench.folder / trial),
         )

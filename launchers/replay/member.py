@@ -121,7 +121,7 @@ def waited(request: TrialRequest, answer: Answer, seen: Sequence[BlockReport]) -
     """Return the seconds until the failure is noticed."""
     if answer.outcome is not Outcome.HANG:
         return 0.0
-    return request.deadlines.step if seen else request.deadlines.startup
+    return request.timeouts.step if seen else request.timeouts.startup
 
 
 class ReplayMember:

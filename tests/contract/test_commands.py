@@ -12,8 +12,8 @@ import launchers
 from autotune.worker.protocol import (
     BlockPlan,
     Command,
-    Deadlines,
     Outcome,
+    Timeouts,
     TrialReport,
 )
 from launchers import Resources, Slot
@@ -155,7 +155,7 @@ def test_ranks_elsewhere_are_not_started_if_files_are_to_be_kept(bench: Bench) -
 
 def test_a_command_that_says_nothing_hangs(bench: Bench) -> None:
     text = """echo '{"throughput": 3}' >> "$0/m"; sleep 87654"""
-    report = bench.sh(text, json_lines="m", deadlines=Deadlines(startup=60, step=0.5))
+    report = bench.sh(text, json_lines="m", timeouts=Timeouts(startup=60, step=0.5))
     assert report.outcome == Outcome.HANG
     assert not _running("87654")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import BadInput
-from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, Outcome, TrialRequest
+from autotune.worker.protocol import BlockPlan, BlockReport, Outcome, Timeouts, TrialRequest
 from launchers.replay import ENVIRONMENT, Answer, Launch, ReplayLauncher
 from launchers.replay.behaviours import noisy, recorded, running_at, where
 from launchers.replay.tables import (
@@ -120,7 +120,7 @@ def test_a_failure_has_its_cause_and_the_blocks_before_it(outcome: Outcome, afte
 def test_a_hang_takes_its_deadline(after: int, waited: float) -> None:
     hanging = where(PLAIN, lambda _: True, outcome=Outcome.HANG, after=after, startup=2.0)
     slot = ReplayLauncher(hanging).slots[0]
-    report = slot.run_solo(request(deadlines=Deadlines(startup=30.0, step=7.0)), go_on)
+    report = slot.run_solo(request(timeouts=Timeouts(startup=30.0, step=7.0)), go_on)
     assert report.outcome is Outcome.HANG
     blocks = sum(block.seconds for block in report.blocks)
     assert report.wall_seconds == pytest.approx(2.0 + blocks + waited)

@@ -149,15 +149,15 @@ def test_a_trial_that_compiles_has_longer_to_start_and_for_its_steps(tmp_path: P
     spec = StudySpec.model_validate({**STUDY, "measurement": {"startup_deadline": 100}})
     with ReplayLauncher(lambda _: Answer(rate=100.0)) as launcher:
         setup = StudySetup(spec, launcher)
-        deadlines = [
+        timeouts = [
             setup.request(
                 launcher.slots[0],
                 {**defaults(), "compile": mode},
                 name=mode,
                 workdir=tmp_path,
                 log_dir=tmp_path,
-            ).deadlines
+            ).timeouts
             for mode in ("none", "default", "max-autotune")
         ]
-    assert [deadline.startup for deadline in deadlines] == [100, 300, 1000]
-    assert [deadline.step for deadline in deadlines] == [60, 180, 600]
+    assert [timeout.startup for timeout in timeouts] == [100, 300, 1000]
+    assert [timeout.step for timeout in timeouts] == [60, 180, 600]

@@ -384,7 +384,7 @@ def test_a_hang_takes_its_deadline_and_the_study_goes_on(played: Replayed) -> No
     played.on(where(hangs, others, after=2)).run(budget={"trials": 10})
     hung = [a for a in played.recorded("search") if a.knobs["micro_batch"] == 4]
     assert [a.result.state for a in hung] == ["HANG"] * 2
-    assert all(20 < a.result.wall_seconds < 25 for a in hung), "blocks, then the deadline of a step"
+    assert all(20 < a.result.wall_seconds < 25 for a in hung), "blocks, then the timeout of a step"
     played.assert_complete(trials=10)
 
 

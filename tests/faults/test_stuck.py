@@ -16,13 +16,13 @@ from autotune.worker.node import agent_process
 from autotune.worker.node.agent_process import AgentProcess
 from autotune.worker.protocol import (
     BlockPlan,
-    Deadlines,
     EndTrial,
     Hello,
     NodeReport,
     Placement,
     Preload,
     StartTrial,
+    Timeouts,
     TrialRequest,
     from_line,
 )
@@ -190,7 +190,7 @@ def test_a_suspended_machine_is_no_hang(tmp_path: Path) -> None:
         agent.send(Preload().to_line())
         hello = heard(agent, Hello)
         assert isinstance(hello, Hello)
-        asked = request_in(tmp_path, deadlines=Deadlines(60.0, 4.0))
+        asked = request_in(tmp_path, timeouts=Timeouts(60.0, 4.0))
         place = Placement(0, 0, 1, "127.0.0.1", hello.store_port, hello.interface)
         agent.send(StartTrial(asked, place).to_line())
         for _ in range(3):

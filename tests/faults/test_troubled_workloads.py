@@ -122,7 +122,7 @@ def test_a_hang_is_recorded_with_its_rank_and_the_study_goes_on(
 ) -> None:
     found = run(
         tiny,
-        {"trouble": trouble, "above": 4, "at": 2},  # the first step has a deadline of its own
+        {"trouble": trouble, "above": 4, "at": 2},  # the first step has a timeout of its own
         search_space={"micro_batch": [1, 2, 4, 8]},
         measurement=quick_measurement(step_deadline=4),
     )

@@ -20,9 +20,9 @@ from autotune.worker.protocol import (
     PYTHON,
     BlockPlan,
     BlockReport,
-    Deadlines,
     Outcome,
     Script,
+    Timeouts,
     TrialReport,
     TrialRequest,
 )
@@ -152,7 +152,7 @@ class Bench:
             "device": self.slot.device,
             "devices_per_rank": self.slot.devices_per_rank,
             "blocks": BlockPlan(seconds=0.01, min_steps=2, max_blocks=5),
-            "deadlines": Deadlines(startup=120, step=60),
+            "timeouts": Timeouts(startup=120, step=60),
         }
         return trial(self.folder, factory, **{**of_the_slot, **changes})
 
@@ -347,7 +347,7 @@ def test_a_failed_assertion_on_the_device_stays_in_its_trial(one: Bench) -> None
 
 def test_a_kernel_that_never_ends_is_a_hang(one: Bench) -> None:
     took = stopwatch()
-    report = one.run(args={"deed": "spin"}, deadlines=Deadlines(startup=120, step=3))
+    report = one.run(args={"deed": "spin"}, timeouts=Timeouts(startup=120, step=3))
     assert report.outcome is Outcome.HANG
     assert took() < 300
     one.check_next_trial()
@@ -452,7 +452,7 @@ def test_a_process_that_only_counts_devices_can_still_be_forked() -> None:
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_a_compiled_trial(one: Bench, mode: str) -> None:
     chosen = knobs(micro_batch=8, compile=mode)
-    report = one.run(knobs=chosen, deadlines=Deadlines(startup=280, step=120))
+    report = one.run(knobs=chosen, timeouts=Timeouts(startup=280, step=120))
     assert (report.outcome, report.cause) == (None, "")
 
 

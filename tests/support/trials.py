@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 import search_spaces
 from autotune.worker.node.agent_process import AgentProcess
-from autotune.worker.protocol import BlockPlan, Deadlines, Message, TrialRequest, from_line
+from autotune.worker.protocol import BlockPlan, Message, Timeouts, TrialRequest, from_line
 
 Heard = TypeVar("Heard", bound=Message)
-PATIENT = Deadlines(startup=60, step=60)
+PATIENT = Timeouts(startup=60, step=60)
 ENDLESS = 1_000_000
 """Blocks that no test waits for."""
 
@@ -34,7 +34,7 @@ def trial(folder: Path, factory: str = "tiny:build", **changes: Any) -> TrialReq
         "seed": 7,
         "device": "cpu",
         "blocks": BlockPlan(seconds=0.01, min_steps=2, max_blocks=4),
-        "deadlines": PATIENT,
+        "timeouts": PATIENT,
         "workdir": str(folder),
         "import_paths": (str(folder),),
         "log_dir": str(folder / "logs" / name),

@@ -16,7 +16,6 @@ from autotune.worker.protocol import (
     KINDS,
     BlockPlan,
     BlockReport,
-    Deadlines,
     EndTrial,
     Hello,
     NodeReport,
@@ -25,6 +24,7 @@ from autotune.worker.protocol import (
     Preload,
     RankEnd,
     StartTrial,
+    Timeouts,
     TrialRequest,
     from_line,
 )
@@ -101,7 +101,7 @@ def test_what_arrives_has_the_types_that_were_sent(message):
     assert type(arrived) is type(message)
     if isinstance(arrived, StartTrial):
         assert type(arrived.request.blocks) is BlockPlan
-        assert type(arrived.request.deadlines) is Deadlines
+        assert type(arrived.request.timeouts) is Timeouts
         assert type(arrived.request.import_paths) is tuple
         assert type(arrived.request) is TrialRequest
         assert type(arrived.placement) is Placement

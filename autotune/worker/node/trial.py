@@ -182,7 +182,7 @@ class NodeTrial:
         return [rank.process.pid for rank in self._ranks if rank.process.pid]
 
     def forgive(self, seconds: float) -> None:
-        """Extend all deadlines by the time for which this node was suspended."""
+        """Extend all timeouts by the time for which this node was suspended."""
         for rank in self._ranks:
             rank.last_progress += seconds
         if self._failed_at is not None:
@@ -265,7 +265,7 @@ class NodeTrial:
         self._note(RankEnd(rank.number, outcome, cause, at=time.time()))
 
     def _judge_progress(self, now: float) -> None:
-        deadlines = self.request.deadlines
+        timeouts = self.request.timeouts
         going = self._going()
         for local_rank, rank in enumerate(self._ranks):
             if rank not in going or rank.waits == self._turn:
@@ -273,7 +273,7 @@ class NodeTrial:
             count = self._progress[local_rank]
             if count != rank.last_count:
                 rank.last_count, rank.last_progress = count, now
-            limit = deadlines.step if count > rank.count_before else deadlines.startup
+            limit = timeouts.step if count > rank.count_before else timeouts.startup
             if now - rank.last_progress > limit:
                 begun = any(self._progress[r] > m.count_before for r, m in enumerate(self._ranks))
                 self._note_hang(self._too_long(limit, begun=begun))

@@ -396,7 +396,7 @@ def _store(request: TrialRequest, placement: Placement) -> PrefixStore:
         placement.store_port,
         is_master=False,
         wait_for_workers=False,
-        timeout=datetime.timedelta(seconds=request.deadlines.startup),
+        timeout=datetime.timedelta(seconds=request.timeouts.startup),
     )
     return PrefixStore(f"{request.trial}/{placement.secret}", shared)
 

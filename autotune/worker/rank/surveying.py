@@ -20,7 +20,7 @@ from autotune.worker.rank.own_devices import GivenDevices
 from autotune.worker.survey_result import ENDED, SurveyResult
 
 _OF_STARTUP = 0.9
-"""Share of the start-up deadline after which a script without a step is left.
+"""Share of the start-up timeout after which a script without a step is left.
 
 It is below 1 as the agent, which would end it then, does not know what was seen.
 """
@@ -68,7 +68,7 @@ class _SurveyRun:
         self._file = TrialFiles(Path(request.log_dir)).survey(context.rank)
         self._progressed = progressed
         self._leave = leave
-        self._longest = _OF_STARTUP * request.deadlines.startup
+        self._longest = _OF_STARTUP * request.timeouts.startup
         self._devices = GivenDevices()
         self._ending = threading.Lock()
         self._late = threading.Timer(self._longest, self._leave_late)
@@ -132,7 +132,7 @@ def survey(
 ) -> NoReturn:
     """Run the script for as many optimizer steps as the survey takes; write down what was seen.
 
-    A script that ends before, or takes no step until the start-up deadline, is seen as far as it
+    A script that ends before, or takes no step until the start-up timeout, is seen as far as it
     went.
     """
     assert request.script is not None

@@ -18,8 +18,8 @@ from autotune.worker.node.store import NAME
 from autotune.worker.processes import MARKER
 from autotune.worker.protocol import (
     BlockReport,
-    Deadlines,
     StartTrial,
+    Timeouts,
     TrialReport,
     TrialRequest,
     from_line,
@@ -34,10 +34,10 @@ from tests.support.trials import trial
 WORKLOADS = Path(__file__).parents[2] / "workloads"
 RUN_MARK = "AUTOTUNE_TEST_RUN"
 """Environment variable by which a test knows the processes of its own site among all others."""
-HASTY = Deadlines(startup=60, step=2.0)
+HASTY = Timeouts(startup=60, step=2.0)
 HASTE_SLACK = 180.0
-"""Seconds beyond a deadline within which even a busy machine has started the ranks, judged, dumped
-stacks and cleared away. Which deadline ended a trial is told by its cause."""
+"""Seconds beyond a timeout within which even a busy machine has started the ranks, judged, dumped
+stacks and cleared away. Which timeout ended a trial is told by its cause."""
 
 
 @dataclasses.dataclass

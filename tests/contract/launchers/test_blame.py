@@ -62,7 +62,7 @@ def test_block_in_which_a_node_was_suspended_says_so(site: Site) -> None:
 @sites("cluster")
 def test_a_hang_is_blamed_on_the_rank_behind_though_another_node_sees_it_first(site: Site) -> None:
     with waking_agents(site, after=2.5 * HASTY.step):
-        report = site.run("odd:build", args={"deed": "stop agent, hang"}, deadlines=HASTY)
+        report = site.run("odd:build", args={"deed": "stop agent, hang"}, timeouts=HASTY)
     assert report.outcome is Outcome.HANG
     assert (
         report.cause

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, TimeLimit
+from autotune.worker.protocol import BlockPlan, BlockReport, TimeLimit, Timeouts
 from tests.contract.launchers.sites import Site, WatchedLink, go_on, sites
 from tests.support.trials import ENDLESS
 from tests.support.waiting import wait_for
@@ -52,9 +52,9 @@ def test_end_from_another_thread(site: Site) -> None:
 @sites("local", "ray", "slurm", slow=["pair"])
 def test_a_trial_is_ended_when_its_time_is_over_wherever_it_is(site: Site) -> None:
     """Its first step hangs for longer than anybody waits."""
-    deadlines = Deadlines(startup=600.0, step=600.0)
+    timeouts = Timeouts(startup=600.0, step=600.0)
     hanging = {"trouble": "hang", "at": 1}
-    request = site.request(args=hanging, limit=TimeLimit(hard=3.0), deadlines=deadlines)
+    request = site.request(args=hanging, limit=TimeLimit(hard=3.0), timeouts=timeouts)
     report = site.slot.run_solo(request, go_on)
     assert report.outcome is None
     assert 3.0 <= report.wall_seconds < 60.0
@@ -80,7 +80,7 @@ def ending(site: Site, when: Callable[[], object]) -> Iterator[None]:
 
 @sites("local")
 def test_end_while_a_factory_hangs(site: Site) -> None:
-    request = site.request("odd:stuck", deadlines=Deadlines(startup=1000, step=1000))
+    request = site.request("odd:stuck", timeouts=Timeouts(startup=1000, step=1000))
     stuck = Path(request.workdir, "stuck")
     stuck.unlink(missing_ok=True)  # of an earlier test in this folder
     with ending(site, stuck.exists):

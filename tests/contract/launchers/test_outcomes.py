@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autotune.worker.protocol import BlockPlan, BlockReport, Deadlines, Outcome
+from autotune.worker.protocol import BlockPlan, BlockReport, Outcome, Timeouts
 from tests.contract.launchers.sites import HASTE_SLACK, HASTY, Site, ranks, sites
 from tests.support.trials import ENDLESS, knobs
 from tests.support.waiting import stopwatch
@@ -22,9 +22,9 @@ NAMED_TROUBLE = {
     "hang": (
         Outcome.HANG,
         rf"rank 1: a step took more than {HASTY.step:g} s",
-        {"deadlines": HASTY},
+        {"timeouts": HASTY},
     ),
-    "stop": (Outcome.HANG, r"rank 1: .*stopped", {"deadlines": HASTY}),
+    "stop": (Outcome.HANG, r"rank 1: .*stopped", {"timeouts": HASTY}),
     "nan": (Outcome.ERROR, r"rank \d: NonFiniteLoss: the loss is nan", {}),
 }
 
@@ -115,7 +115,7 @@ def test_rare_trouble(site: Site, deed: str, outcome: Outcome, cause: str) -> No
 def test_a_factory_that_hangs_meets_the_startup_deadline(site: Site) -> None:
     for limit in (1.5, 12.0, 96.0):  # a busy machine is later at the factory
         took = stopwatch()
-        report = site.run("odd:stuck", deadlines=Deadlines(startup=limit, step=60))
+        report = site.run("odd:stuck", timeouts=Timeouts(startup=limit, step=60))
         assert report.outcome is Outcome.HANG
         assert f"start-up took more than {limit:g} s" in report.cause
         assert took() < limit + HASTE_SLACK
@@ -127,7 +127,7 @@ def test_a_factory_that_hangs_meets_the_startup_deadline(site: Site) -> None:
 
 @sites("local")
 def test_a_rank_that_hangs_after_the_last_step_is_the_one_named(site: Site) -> None:
-    report = site.run("odd:build", args={"deed": "stick at the end"}, deadlines=HASTY)
+    report = site.run("odd:build", args={"deed": "stick at the end"}, timeouts=HASTY)
     assert report.lost_agent is False
     assert report.outcome is Outcome.HANG
     assert report.cause.startswith("rank 1: ")

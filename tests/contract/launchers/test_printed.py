@@ -22,7 +22,7 @@ def test_the_log_of_a_rank_holds_what_it_printed(site: Site, deed: str) -> None:
         "odd:talking",
         args={"deed": deed},
         blocks=BlockPlan(0.01, 2, ENDLESS),
-        deadlines=HASTY,
+        timeouts=HASTY,
     )
     site.slot.run_solo(request, end_at(20))
     for rank in range(site.world_size):
@@ -58,7 +58,7 @@ def test_the_tail_of_a_failed_rank_is_in_the_report(site: Site) -> None:
 
 @sites("local")
 def test_the_log_of_a_hang_holds_the_stack_of_the_rank_that_hangs(site: Site) -> None:
-    report = site.run(args={"trouble": "hang", "rank": 0, "at": 3}, deadlines=HASTY)
+    report = site.run(args={"trouble": "hang", "rank": 0, "at": 3}, timeouts=HASTY)
     assert report.outcome is Outcome.HANG
     assert report.cause.startswith("rank 0: ")
     assert re.search(r'tiny\.py", line \d+ in loss', report.log_tail), report.log_tail

@@ -164,12 +164,12 @@ def test_live_and_fresh_agree_in_what_is_applied(site: Site, changes: dict[str, 
 @sites("local", slow=["pair"])
 def test_who_waits_is_silent_and_no_deadline_holds(site: Site) -> None:
     loading = knobs(loader_workers=1, persistent_workers=True)
-    first = stay(site, knobs=loading, deadlines=HASTY)
+    first = stay(site, knobs=loading, timeouts=HASTY)
     before = wait_for(lambda: settled(site), "all to be done with the trial")
     assert len(before) == 2 * site.world_size, "ranks and their workers"
     time.sleep(waited := HASTY.step + 1.0)
     assert max(spent(site)[pid] - used for pid, used in before.items()) < SILENCE * waited
-    second = stay(site, knobs={**loading, "micro_batch": 4}, deadlines=HASTY)
+    second = stay(site, knobs={**loading, "micro_batch": 4}, timeouts=HASTY)
     assert (second.outcome, second.not_its_own, second.resident_of) == (None, "", first.trial)
     assert len(spent(site)) == 2 * site.world_size, "the workers of the first are gone"
 
@@ -224,7 +224,7 @@ def test_one_that_dies_as_it_takes_over_says_so(site: Site) -> None:
 def test_what_fails_live_ends_the_processes_and_nothing_else(
     site: Site, trouble: str, outcome: Outcome
 ) -> None:
-    unlucky = {"args": {"trouble": trouble, "above": 2, "at": 1}, "deadlines": HASTY}
+    unlucky = {"args": {"trouble": trouble, "above": 2, "at": 1}, "timeouts": HASTY}
     first = stay(site, **unlucky)
     assert first.outcome is None
     failed = stay(site, **unlucky, knobs=knobs(micro_batch=4))

@@ -134,7 +134,7 @@ def test_one_that_fails_leaves_the_others_as_they_are(
     site: Site, trouble: str, outcome: Outcome
 ) -> None:
     turns = Forth(3, 6)
-    failing = {"args": {"trouble": trouble, "at": 5}, "deadlines": HASTY}
+    failing = {"args": {"trouble": trouble, "at": 5}, "timeouts": HASTY}
     before, failed, after = run(site, turns, {}, failing, {})
     assert (failed.outcome, turns.away) == (outcome, [1])
     assert 0 < len(failed.blocks) < 6
@@ -171,7 +171,7 @@ def test_no_deadline_holds_for_one_that_waits(site: Site) -> None:
     turns = Forth(2, 1)
     turns.order = [0, 1, 1, 1, 0]
     slow = {"args": {"sleep": 0.5}, "blocks": BlockPlan(2.0, 2, ENDLESS, longest=4.0)}
-    waiting, _ = run(site, turns, {"deadlines": HASTY}, slow)
+    waiting, _ = run(site, turns, {"timeouts": HASTY}, slow)
     assert (waiting.outcome, len(waiting.blocks)) == (None, 2)
 
 

@@ -130,7 +130,7 @@ class Bench:
             script=Script(path, args, changes=tuple(changes), samples=samples, **(told or {})),
             blocks=BlockPlan(0.05, 2, max_blocks=blocks),
             env={"TOLD": str(self._told), **(env or {})},
-            **{"deadlines": PATIENT, "knobs": knobs(**changes), **(asked or {})},
+            **{"timeouts": PATIENT, "knobs": knobs(**changes), **(asked or {})},
         )
         return self._slot.run_solo(request, lambda _: False)
 

@@ -11,7 +11,7 @@ import yaml
 
 import launchers
 from autotune.worker import proc
-from autotune.worker.protocol import PYTHON, Deadlines, Outcome
+from autotune.worker.protocol import PYTHON, Outcome, Timeouts
 from launchers import Resources
 from tests.contract.scripts.bench import (
     EVALUATES,
@@ -564,7 +564,7 @@ def test_what_comes_before_the_first_pass_is_start_up(bench: Bench) -> None:
         script,
         samples=4,
         told={"draws_none": True},
-        asked={"deadlines": Deadlines(startup=120, step=5)},
+        asked={"timeouts": Timeouts(startup=120, step=5)},
     )
     assert_well(report)
 
@@ -767,7 +767,7 @@ optimizer.step = compiled
 def test_first_step_belongs_to_the_start(bench: Bench) -> None:
     """It compiles its optimizer for longer than a step may take."""
     script = bench.write(TRAINS.replace("while True", f"{_COMPILES}while True"))
-    assert_well(bench.run(script, samples=4, asked={"deadlines": Deadlines(startup=120, step=5)}))
+    assert_well(bench.run(script, samples=4, asked={"timeouts": Timeouts(startup=120, step=5)}))
 
 
 _HAS_HANDLERS = """
@@ -787,8 +787,8 @@ def test_a_script_that_hangs_is_sent_no_signal_that_it_has_a_use_for(
     bench: Bench, tmp_path: Path
 ) -> None:
     hangs = f"{_HAS_HANDLERS}{TRAINS}        if number == 5:\n            sleep_for_ever()\n"
-    deadlines = Deadlines(startup=120, step=15)  # of any step, on a busy machine
-    report = bench.run(bench.write(hangs), blocks=1000, asked={"deadlines": deadlines})
+    timeouts = Timeouts(startup=120, step=15)  # of any step, on a busy machine
+    report = bench.run(bench.write(hangs), blocks=1000, asked={"timeouts": timeouts})
     assert report.outcome == Outcome.HANG
     assert "in sleep_for_ever" in report.log_tail
     assert not (tmp_path / "asked").exists()
@@ -797,6 +797,6 @@ def test_a_script_that_hangs_is_sent_no_signal_that_it_has_a_use_for(
 def test_long_step_is_told_with_its_setting_and_the_usual_reasons(bench: Bench) -> None:
     evaluates = TRAINS + "        if number == 5:\n            import time; time.sleep(60)\n"
     script = bench.write(evaluates)
-    report = bench.run(script, blocks=1000, asked={"deadlines": Deadlines(startup=120, step=2)})
+    report = bench.run(script, blocks=1000, asked={"timeouts": Timeouts(startup=120, step=2)})
     assert report.outcome == Outcome.HANG
     assert "measurement.step_deadline; an evaluation or a checkpoint" in report.cause

@@ -37,7 +37,7 @@ def first_finding(folder: Path, planted: str, baseline: dict[str, Any]) -> str:
         "resources": {"workers": 2},
         "search_space": {"micro_batch": [1, 2]},
         "baseline": baseline,
-        "measurement": {"warmup": "0.1s", "block_seconds": "0.05s", "longest": "0.3s"},
+        "measurement": {"warmup": "0.1s", "block_seconds": "0.05s", "max_measure_time": "0.3s"},
     }
     (folder / "study.yaml").write_text(yaml.safe_dump({"name": "planted", **study}))
     done = subprocess.run(

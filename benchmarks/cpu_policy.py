@@ -33,23 +33,23 @@ GAINS: dict[str, dict[tuple[str, Any], float]] = {
         ("precision", "bf16"): 1.7,
         ("optimizer_kernels", "fused"): 1.03,
         ("log_interval", 10): 1.02,
-        ("loader_workers", 0): 0.95,
-        ("loader_workers", 2): 1.02,
+        ("num_workers", 0): 0.95,
+        ("num_workers", 2): 1.02,
         ("channels_last", True): 1.05,
     },
     "small": {
         ("precision", "bf16"): 0.9,
         ("optimizer_kernels", "fused"): 1.06,
         ("log_interval", 10): 1.03,
-        ("loader_workers", 0): 0.97,
-        ("loader_workers", 2): 1.05,
+        ("num_workers", 0): 0.97,
+        ("num_workers", 2): 1.05,
         ("channels_last", True): 0.97,
     },
     "none": {
         ("precision", "bf16"): 0.8,
         ("optimizer_kernels", "fused"): 0.99,
-        ("loader_workers", 0): 0.97,
-        ("loader_workers", 2): 0.98,
+        ("num_workers", 0): 0.97,
+        ("num_workers", 2): 0.98,
         ("channels_last", True): 0.95,
     },
 }
@@ -60,14 +60,14 @@ BASELINE = {
     "precision": "fp32",
     "optimizer_kernels": "default",
     "log_interval": 1,
-    "loader_workers": 1,
+    "num_workers": 1,
     "channels_last": False,
 }
 SPACE = {
     "precision": ["fp32", "bf16"],
     "optimizer_kernels": ["default", "fused"],
     "log_interval": [1, 10],
-    "loader_workers": [0, 1, 2],
+    "num_workers": [0, 1, 2],
     "channels_last": [False, True],
 }
 _STEP = 0.32

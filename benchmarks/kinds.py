@@ -106,7 +106,7 @@ KNOBS = {
     ),
     "float8": Knob({"float8": "tensorwise"}, lambda *_: False, needs_cuda=True),
     "optimizer_kernels": Knob({"optimizer_kernels": "fused"}, lambda now, _: now["fused"] > 0),
-    "loader_workers": Knob({"loader_workers": 1}, lambda now, _: now["workers"] > 0),
+    "num_workers": Knob({"num_workers": 1}, lambda now, _: now["workers"] > 0),
 }
 
 

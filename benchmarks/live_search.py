@@ -67,7 +67,7 @@ SPACE: dict[str, list[Any]] = {
     "bucket_cap_mb": [1, 5, 25],
     "optimizer_kernels": ["default", "foreach", "fused"],
     "log_interval": [1, 10, 50],
-    "loader_workers": [0, 1, 2],
+    "num_workers": [0, 1, 2],
 }
 BASELINE = {"micro_batch": 2, "accumulation_steps": 1, "bucket_cap_mb": 25, "log_interval": 1}
 WARM_UP, TIMED, BLOCK = 0.3, 1.2, 0.1
@@ -113,26 +113,26 @@ def studied(
     study = {
         "name": "raced",
         "workload": {"name": factory, "args": args},
-        "resources": {"workers": WORKERS, "slots": 1},
+        "resources": {"workers": WORKERS, "max_concurrent_trials": 1},
         "search_space": SPACE,
         "baseline": BASELINE,
-        "objective": {"global_batch": "free"},
+        "objective": {"global_batch_size": "free"},
         **own,
         "seed": seed,
         "budget": {
             "trials": MOST,
             "wall_time": f"{seconds / _SEARCHED:.0f}s",
-            "least_gain": 0,
+            "min_improvement": 0,
         },
         "measurement": {
             "block_seconds": f"{BLOCK}s",
             "min_steps": 2,
             "warmup": f"{WARM_UP}s",
-            "longest": f"{TIMED}s",
+            "max_measure_time": f"{TIMED}s",
             "baseline_runs": runs,
             "finalists": 1,
             "rounds": 2,
-            "attribution": 0,
+            "ablation_rounds": 0,
         },
     }
     with tempfile.TemporaryDirectory() as name:
@@ -174,7 +174,7 @@ def by_torchrun(kind: str, seed: int, seconds: float) -> list[Seen]:
     """Return the trials of Optuna's TPE, each started by torchrun."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    study.enqueue_trial({"optimizer_kernels": "default", "loader_workers": 0, **BASELINE})
+    study.enqueue_trial({"optimizer_kernels": "default", "num_workers": 0, **BASELINE})
     began, seen = time.time(), list[Seen]()
     while len(seen) < MOST and time.time() - began < seconds:
         trial = study.ask()

@@ -51,9 +51,9 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], tuple[str, dict[str, Any]]]] =
     ({"set_to_none": False}, {}, GPT),
     ({"attention": "unfused"}, {}, GPT),
     ({"log_interval": 1}, {}, GPT),
-    ({"loader_workers": 1}, {}, IMAGES),
-    ({"persistent_workers": True}, {"loader_workers": 1}, IMAGES),
-    ({"prefetch_factor": 4}, {"loader_workers": 1}, IMAGES),
+    ({"num_workers": 1}, {}, IMAGES),
+    ({"persistent_workers": True}, {"num_workers": 1}, IMAGES),
+    ({"prefetch_factor": 4}, {"num_workers": 1}, IMAGES),
 ]
 ON_CUDA: list[tuple[dict[str, Any], dict[str, Any], tuple[str, dict[str, Any]]]] = [
     ({"precision": "tf32"}, {}, GPT),

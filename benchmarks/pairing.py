@@ -37,12 +37,12 @@ MEASUREMENT = {
     "block_seconds": "0.1s",
     "min_steps": 2,
     "warmup": "0.3s",
-    "longest": "1.5s",
-    "search_precision": 0.03,
+    "max_measure_time": "1.5s",
+    "search_ci_half_width": 0.03,
     "baseline_runs": 2,
     "finalists": 1,
     "rounds": 2,
-    "attribution": 0,
+    "ablation_rounds": 0,
 }
 _SPELL_SECONDS = 4.0
 _BUSY = """
@@ -76,12 +76,12 @@ def searched(folder: Path, trials: int, seed: int, *, paired: bool) -> dict[str,
     study = {
         "name": "equal",
         "workload": {"name": "gpt", "args": {"layers": 2, "d_model": 64, "heads": 2, "length": 32}},
-        "resources": {"workers": 2, "slots": 1},
+        "resources": {"workers": 2, "max_concurrent_trials": 1},
         "search_space": {"bucket_cap_mb": BUCKETS},
         "baseline": {"bucket_cap_mb": BUCKETS[0], "micro_batch": 4},
         "sampler": "random",
         "seed": seed,
-        "budget": {"trials": trials, "least_gain": 0},
+        "budget": {"trials": trials, "min_improvement": 0},
         "measurement": MEASUREMENT,
     }
     (folder / "study.yaml").write_text(yaml.safe_dump(study))

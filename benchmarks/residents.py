@@ -38,11 +38,11 @@ MEASUREMENT = {
     "block_seconds": "0.1s",
     "min_steps": 2,
     "warmup": "0.5s",
-    "longest": "1s",
+    "max_measure_time": "1s",
     "baseline_runs": 1,
     "finalists": 1,
     "rounds": 3,
-    "attribution": 0,
+    "ablation_rounds": 0,
 }
 SMALL = {"layers": 2, "d_model": 64, "heads": 2, "length": 32}
 
@@ -70,11 +70,11 @@ def searched(folder: Path, opened: Any, trials: int, build: float) -> dict[str, 
     study = {
         "name": "built",
         "workload": {"name": "slow_build:build", "args": {"seconds": build, **SMALL}},
-        "resources": {"workers": 2, "slots": 1},
+        "resources": {"workers": 2, "max_concurrent_trials": 1},
         "search_space": SPACE,
-        "objective": {"global_batch": "free"},
+        "objective": {"global_batch_size": "free"},
         "sampler": "random",
-        "budget": {"trials": trials, "least_gain": 0},
+        "budget": {"trials": trials, "min_improvement": 0},
         "measurement": MEASUREMENT,
     }
     (folder / "study.yaml").write_text(yaml.safe_dump(study))

@@ -96,9 +96,9 @@ SPEC = StudySpec.model_validate(
             "optimizer_kernels": ["default", "foreach", "fused"],
             "log_interval": [1, 2, 5, 10, 20],
         },
-        "objective": {"global_batch": "free"},
-        "budget": {"trials": 10**6, "least_gain": 0.0},
-        "measurement": {"baseline_runs": 1, "warmup": 1.0, "longest": 5.0},
+        "objective": {"global_batch_size": "free"},
+        "budget": {"trials": 10**6, "min_improvement": 0.0},
+        "measurement": {"baseline_runs": 1, "warmup": 1.0, "max_measure_time": 5.0},
     }
 )
 

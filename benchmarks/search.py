@@ -87,7 +87,7 @@ _MOST_PRICED = 200
 _PATIENCE = {"gp": 3}  # it takes a second to answer, and then proposes much the same again
 _USUAL_PATIENCE = 20
 _NORMAL_95 = 1.96
-_STAKES = TrialEconomics(job_hours=168.0, rounds=10)
+_STAKES = TrialEconomics(expected_job_hours=168.0, rounds=10)
 """Economics of a study that says nothing of them."""
 
 

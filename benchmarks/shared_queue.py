@@ -53,11 +53,11 @@ MEASUREMENT = {
     "block_seconds": 1.0,
     "min_steps": 2,
     "warmup": 1.0,
-    "longest": 5.0,
+    "max_measure_time": 5.0,
     "baseline_runs": 1,
     "finalists": 1,
     "rounds": 2,
-    "attribution": 0,
+    "ablation_rounds": 0,
 }
 _IMPORTED = multiprocessing.get_context("forkserver")
 _IMPORTED.set_forkserver_preload(["autotune.service.daemon", "launchers.replay"])
@@ -73,9 +73,9 @@ def spec_of(name: str) -> dict[str, Any]:
                 "resources": {"workers": 2},
                 "search_space": {"micro_batch": [1, 2, 4]},
                 "baseline": {"micro_batch": 2},
-                "objective": {"global_batch": "free"},
+                "objective": {"global_batch_size": "free"},
                 "sampler": "random",
-                "budget": {"trials": TRIALS, "least_gain": 0},
+                "budget": {"trials": TRIALS, "min_improvement": 0},
                 "measurement": MEASUREMENT,
                 "export": f"{name}.yaml",
             }

@@ -31,7 +31,7 @@ CHOICES: dict[str, list[Any]] = {
     "log_interval": [1, 10, 100],
     "optimizer_kernels": ["default", "foreach", "fused"],
     "activation_checkpointing": [0, 1, 2],
-    "loader_workers": [0, 2, 4],
+    "num_workers": [0, 2, 4],
 }
 SPACE: dict[str, BaseDistribution] = {n: CategoricalDistribution(c) for n, c in CHOICES.items()}
 OURS = PerformanceModelSampler(0, SPACE, memory_bytes=80e9)

@@ -110,7 +110,7 @@ def plan(resources: Resources, capacities: Sequence[NodeCapacity]) -> Layout:
         f"{resources.cpus_per_worker} CPUs and {gpus:g} GPUs each do not fit"
         + (f" on {resources.nodes} nodes: " if resources.nodes else ": ")
         + ", ".join(f"{node.cpus} CPUs + {node.gpus} GPUs" for node in capacities)
-        + "; lower resources.workers, cpus_per_worker, gpus_per_worker or slots"
+        + "; lower resources.workers, cpus_per_worker, gpus_per_worker or max_concurrent_trials"
     )
 
 

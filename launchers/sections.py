@@ -212,10 +212,6 @@ def for_several_nodes(environment: Mapping[str, str]) -> str:
     )
 
 
-MOVED = {"ray_address": f"is a field of the launcher now; write `launcher: {RaySection.EXAMPLE}`"}
-"""Former field of a study -> where it went."""
-
-
 def section_of(kind: str, **fields: Any) -> Section:
     """Return the section of a launcher, with these fields."""
     return KINDS[kind].model_validate({"kind": kind, **fields})
@@ -232,18 +228,6 @@ def as_section(given: Any) -> Any:
     if isinstance(section, LauncherSection) or (isinstance(kind, str) and kind in KINDS):
         return section
     raise ValueError(f"must be {' or '.join(KINDS)}, or a mapping with one of them as `kind`")
-
-
-def of_record(study: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored study with the section of its launcher, as this version has it.
-
-    Earlier versions stored the name of the launcher, and the address of the cluster beside it.
-    """
-    if "ray_address" not in study:
-        return study
-    rest = {name: value for name, value in study.items() if name not in MOVED}
-    address = study["ray_address"]
-    return rest if address is None else {**rest, "launcher": {"kind": "ray", "address": address}}
 
 
 def tag_of(section: Any) -> str:

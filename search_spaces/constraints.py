@@ -82,7 +82,7 @@ class Facts:
         device: 'cpu' or 'cuda'.
         world_size: ranks of a trial.
         capability: lowest CUDA compute capability among the devices; None on the CPU.
-        global_batch: samples per optimizer step that the study holds fixed; None: free.
+        global_batch_size: samples per optimizer step that the study holds fixed; None: free.
         backend: of the collectives: 'gloo' or 'nccl'.
         nodes: that a trial spans.
         rules: the study's own constraints, each as the user wrote it.
@@ -94,7 +94,7 @@ class Facts:
     device: str
     world_size: int
     capability: tuple[int, int] | None = None
-    global_batch: int | None = None
+    global_batch_size: int | None = None
     backend: str = "gloo"
     nodes: int = 1
     rules: tuple[str, ...] = ()
@@ -128,14 +128,14 @@ def broken(knobs: Values, facts: Facts) -> Iterator[Expression]:
 
 def asked_by(rule: Expression, knobs: Values) -> set[str]:
     """Return the knobs that a study's own constraint is about."""
-    batch = {"micro_batch", "accumulation_steps"} if "global_batch" in rule.names else set()
+    batch = {"micro_batch", "accumulation_steps"} if "global_batch_size" in rule.names else set()
     return batch | (knobs.keys() & {*rule.names})
 
 
 def asked_of(knobs: Values, world_size: int) -> Values:
     """Return all that a study's own constraints and the words of an export may ask for, by name."""
-    batch = global_batch(knobs, world_size)
-    return {**knobs, "world_size": world_size, "global_batch": batch}
+    batch = global_batch_size(knobs, world_size)
+    return {**knobs, "world_size": world_size, "global_batch_size": batch}
 
 
 def unmet_needs(knobs: Values, facts: Facts) -> Iterator[str]:
@@ -184,7 +184,7 @@ def conflict_reasons(
         yield f"{first} does not go with {second}{place}: {conflict.reason}"
 
 
-def global_batch(knobs: Values, world_size: int) -> int:
+def global_batch_size(knobs: Values, world_size: int) -> int:
     """Return the samples over all ranks per optimizer step."""
     return int(knobs["micro_batch"]) * int(knobs["accumulation_steps"]) * world_size
 
@@ -243,12 +243,12 @@ def _buckets(knobs: Values) -> Iterator[str]:
 
 
 def _global_batch(knobs: Values, facts: Facts) -> Iterator[str]:
-    actual = global_batch(knobs, facts.world_size)
-    if facts.global_batch is not None and actual != facts.global_batch:
+    actual = global_batch_size(knobs, facts.world_size)
+    if facts.global_batch_size is not None and actual != facts.global_batch_size:
         yield (
             f"micro_batch {knobs['micro_batch']} x accumulation_steps "
             f"{knobs['accumulation_steps']} x {facts.world_size} ranks is a global batch of "
-            f"{actual}, not the fixed {facts.global_batch}"
+            f"{actual}, not the fixed {facts.global_batch_size}"
         )
 
 

@@ -15,7 +15,7 @@ BF16 = ("bf16", "pure_bf16")
 """Values of precision that compute in bf16."""
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """Values of compile that replay CUDA graphs, whose results lie in memory of the graphs' own."""
-SHARDED = ("fsdp", "fsdp_keep", "hsdp")
+SHARDED = ("fsdp", "fsdp_no_reshard", "hsdp")
 """Values of parallelism with which each rank holds a part of the weights."""
 UNSHARDED = ("ddp", "none")
 """Values of parallelism with which each rank holds whole weights and the whole optimizer."""
@@ -24,7 +24,7 @@ IN_DDP = ("ddp", "zero1")
 
 WITH_DDP = OnlyWith("parallelism", IN_DDP, "it acts on DDP only")
 WITH_FSDP = OnlyWith("parallelism", SHARDED, "it acts on FSDP2 only")
-WITH_WORKERS = OnlyWith("loader_workers", (), "it acts on loader workers only")
+WITH_WORKERS = OnlyWith("num_workers", (), "it acts on loader workers only")
 FOR_ONE_COPY = NotWith(
     "parallelism",
     "it is tied to one copy of the model, and every forward pass makes new ones",
@@ -40,4 +40,4 @@ def in_ddp(knobs: Knobs) -> bool:
 
 def has_workers(knobs: Knobs) -> bool:
     """Return whether a DataLoader takes what is for its workers."""
-    return bool(knobs["loader_workers"])
+    return bool(knobs["num_workers"])

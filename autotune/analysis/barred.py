@@ -40,7 +40,7 @@ class Barred:
         Args:
             baseline: a value for every knob.
         """
-        unchecked = gate.unchecked(attempts, blocks, baseline) if rules.refuse_unchecked else {}
+        unchecked = gate.unchecked(attempts, blocks, baseline) if rules.reject_unverified else {}
         other = Comparison(attempts, blocks, baseline, rules).objections()
         memory = dict.fromkeys(outgrown(attempts), "it takes more memory than there is")
         reasons = {trial: objection.reason for trial, objection in other.items()}

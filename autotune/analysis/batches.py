@@ -8,7 +8,7 @@ from autotune.analysis.finalists import ConfirmationResult
 from autotune.analysis.first_updates import is_other_split
 from autotune.analysis.levels import levelled
 from autotune.measurement.estimate import Ratio, paired_ratio
-from search_spaces.constraints import global_batch
+from search_spaces.constraints import global_batch_size
 from search_spaces.words import Knobs
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
@@ -18,7 +18,7 @@ class BatchBest:
     """Fastest configuration with one global batch.
 
     Attributes:
-        global_batch: samples per optimizer step over all ranks.
+        global_batch_size: samples per optimizer step over all ranks.
         trial: that it was tried in.
         throughput: as the search saw it, once; of another node as it would be where the baseline ran.
         speedup: over the baseline: the verdict's, else of the rounds that both ran, else as the search
@@ -26,7 +26,7 @@ class BatchBest:
         rounds: that the speed-up rests on; 0: it was seen once.
     """
 
-    global_batch: int
+    global_batch_size: int
     trial: int
     knobs: dict[str, Any]
     throughput: float
@@ -88,9 +88,9 @@ def best_per_batch(
         if attempt.trial not in refused:
             one = _seen(attempts, attempt, world_size)
             if told := confirmed.get(attempt.trial):
-                size = global_batch(told.knobs, world_size)
-                one = replace(one, global_batch=size, **vars(told))
-            grouped.setdefault(one.global_batch, []).append(one)
+                size = global_batch_size(told.knobs, world_size)
+                one = replace(one, global_batch_size=size, **vars(told))
+            grouped.setdefault(one.global_batch_size, []).append(one)
     return [
         max(grouped[size], key=lambda one: (one.trial in confirmed, *_worth(one)))
         for size in sorted(grouped)
@@ -116,7 +116,7 @@ def _seen(attempts: Attempts, attempt: StoredAttempt, world_size: int) -> BatchB
     elif baseline is not None and baseline.result.throughput:
         speedup = paired_ratio([throughput], [baseline.result.throughput])
     return BatchBest(
-        global_batch=global_batch(attempt.knobs, world_size),
+        global_batch_size=global_batch_size(attempt.knobs, world_size),
         trial=attempt.trial,
         knobs=attempt.knobs,
         throughput=throughput,
@@ -127,7 +127,7 @@ def _seen(attempts: Attempts, attempt: StoredAttempt, world_size: int) -> BatchB
 
 def batch_change(knobs: Knobs, baseline: Knobs, world_size: int) -> BatchChange | None:
     """Return the change of the global batch; None if there is none."""
-    before, after = global_batch(baseline, world_size), global_batch(knobs, world_size)
+    before, after = global_batch_size(baseline, world_size), global_batch_size(knobs, world_size)
     return BatchChange(before, after) if before != after else None
 
 
@@ -144,7 +144,7 @@ def compared_batches(result: ConfirmationResult, world_size: int) -> BatchChange
     rivals = [
         (one.gain, one.knobs)
         for trial, one in result.finalists.items()
-        if trial != result.baseline and global_batch(one.knobs, world_size) == change.before
+        if trial != result.baseline and global_batch_size(one.knobs, world_size) == change.before
         if one.gain is not None and one.gain.faster
     ]
     if not rivals:

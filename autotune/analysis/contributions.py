@@ -53,7 +53,7 @@ class Contribution:
 def variants(winner: Knobs, baseline: Knobs, facts: Facts) -> list[dict[str, Any]]:
     """Return the winner, then the winner less one change each, without those that cannot run."""
     without = [less(winner, baseline, name, facts) for name in revertible_knobs(winner, baseline)]
-    free = dataclasses.replace(facts, global_batch=None)
+    free = dataclasses.replace(facts, global_batch_size=None)
     return [dict(winner), *(knobs for knobs in without if not infeasible(knobs, free))]
 
 
@@ -200,7 +200,7 @@ def _without_groups(
     ]
     # That all changes together bring something is known: it has beaten the baseline.
     whole = len(names) < len(revertible_knobs(kept, baseline))
-    free = dataclasses.replace(facts, global_batch=None)
+    free = dataclasses.replace(facts, global_batch_size=None)
     groups = (
         [_Group(tuple(names), PROOF.idle_error)]
         if whole

@@ -101,7 +101,7 @@ def long_run(attempts: Attempts, verdict: Verdict) -> LongRun | None:
     short = verdict.speedup
     if short is None or verdict.knobs is None:
         return None
-    runs = attempts.of(Purpose.LONG).complete()
+    runs = attempts.of(Purpose.SOAK).complete()
     own = runs.of_trial(verdict.trial).with_knobs(verdict.knobs).last
     baseline = runs.of_baseline().last
     if own is None or baseline is None or own.environment != baseline.environment:

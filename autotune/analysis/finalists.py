@@ -9,7 +9,7 @@ from autotune.analysis.levels import error_of, levelled, pooled_baseline
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.policy import PROOF
 from autotune.search.ranking import Expectation, expectation
-from search_spaces.constraints import global_batch
+from search_spaces.constraints import global_batch_size
 from storage import (
     TRAJECTORIES,
     Attempts,
@@ -211,10 +211,10 @@ def of_same_batch(
 
     It shows what is gained without another learning rate. It may have been stopped early.
     """
-    own = global_batch(baseline.knobs, 1) if baseline else None
-    if baseline is None or any(global_batch(a.knobs, 1) == own for a in members):
+    own = global_batch_size(baseline.knobs, 1) if baseline else None
+    if baseline is None or any(global_batch_size(a.knobs, 1) == own for a in members):
         return []
-    return [a for a in measured if global_batch(a.knobs, 1) == own][:1]
+    return [a for a in measured if global_batch_size(a.knobs, 1) == own][:1]
 
 
 def most_promising_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt]:

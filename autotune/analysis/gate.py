@@ -368,7 +368,7 @@ def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) ->
             own = attempts.of(Purpose.SEARCH).of_trial(attempt.trial).first or attempt
             refused.append(Refusal(attempt.trial, own.knobs, cause))
     without = unchecked(attempts, blocks, baseline)
-    if rules.refuse_unchecked:
+    if rules.reject_unverified:
         refused += _refused_unchecked(without, attempts)
         without = {}
     risks = {
@@ -380,7 +380,7 @@ def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) ->
 
 def _refused_unchecked(without: Mapping[int, str], attempts: Attempts) -> list[Refusal]:
     reasons = {
-        trial: f"its loss could not be checked ({why}); measurement.unchecked_numerics: allow would "
+        trial: f"its loss could not be checked ({why}); measurement.unverified_numerics: allow would "
         "recommend it all the same"
         for trial, why in without.items()
     }

@@ -77,19 +77,19 @@ class Rules:
     """Rules for recommending a configuration that is not shown to train the same.
 
     Attributes:
-        refuse_unchecked: refuse what could not be compared with the reference.
-        refuse_batch_dependent: refuse another micro-batch where a layer or loss computes over its rows.
+        reject_unverified: refuse what could not be compared with the reference.
+        reject_batch_dependent: refuse another micro-batch where a layer or loss computes over its rows.
     """
 
-    refuse_unchecked: bool = True
-    refuse_batch_dependent: bool = True
+    reject_unverified: bool = True
+    reject_batch_dependent: bool = True
 
     @classmethod
     def of(cls, spec: StudySpec) -> "Rules":
         """Return the rules of a study."""
         return cls(
-            refuse_unchecked=spec.measurement.refuses_unchecked,
-            refuse_batch_dependent=spec.objective.batch_dependent == "refuse",
+            reject_unverified=spec.measurement.rejects_unverified,
+            reject_batch_dependent=spec.objective.batch_dependent == "reject",
         )
 
 
@@ -292,7 +292,7 @@ class Comparison:
     def _statistics(self, seen: Seen, knobs: Knobs) -> str:
         names = self._other_statistics(seen, knobs)
         what = self._base.batch_dependent
-        if not (names and what and self._rules.refuse_batch_dependent):
+        if not (names and what and self._rules.reject_batch_dependent):
             return ""
         return f"the model has {what}, and {', '.join(names)} changes its statistics; {_ALLOW}"
 
@@ -302,7 +302,7 @@ class Comparison:
         Gradients of other rows may lie apart by chance: only if they do so as losses that are summed
         make them, no other split is worth a trial.
         """
-        if not self._rules.refuse_batch_dependent:
+        if not self._rules.reject_batch_dependent:
             return Objection("")
         if reason := self._other_rate(seen, knobs):
             return self._of_kind(ChangeKind.SPLIT, knobs, f"{reason}; {_ALLOW}")
@@ -387,7 +387,7 @@ def _may_change(knobs: Knobs, baseline: Knobs, kind: str, harmless: Collection[s
 
 def _keeps_workers(knobs: Knobs, baseline: Knobs) -> bool:
     name = "persistent_workers"
-    return bool(knobs[name] and not baseline[name] and knobs["loader_workers"])
+    return bool(knobs[name] and not baseline[name] and knobs["num_workers"])
 
 
 def _promised(knobs: Knobs, baseline: Knobs) -> dict[str, Any]:
@@ -400,9 +400,7 @@ def _promised(knobs: Knobs, baseline: Knobs) -> dict[str, Any]:
 _INCLUDES: dict[ChangeKind, Callable[[Knobs, Knobs], bool]] = {
     ChangeKind.STATISTICS: lambda knobs, baseline: bool(_changed(knobs, baseline, STATISTICS)),
     ChangeKind.SPLIT: is_other_split,
-    ChangeKind.WORKERS: lambda knobs, baseline: (
-        knobs["loader_workers"] != baseline["loader_workers"]
-    ),
+    ChangeKind.WORKERS: lambda knobs, baseline: knobs["num_workers"] != baseline["num_workers"],
     ChangeKind.KEPT_WORKERS: _keeps_workers,
     ChangeKind.PROMISE: lambda knobs, baseline: bool(_promised(knobs, baseline)),
 }

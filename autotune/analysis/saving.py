@@ -35,7 +35,7 @@ class Saving:
     """Saving of a recommendation over one job, each with the bounds that follow from its speed-up.
 
     Attributes:
-        job_hours: length of the job as it is.
+        expected_job_hours: length of the job as it is.
         hours: that it is shorter by.
         hours_per_day: of training as it was.
         device_hours: of all ranks together.
@@ -43,7 +43,7 @@ class Saving:
         money: saved over the job, without the cost of the study; None without a price.
     """
 
-    job_hours: float
+    expected_job_hours: float
     hours: Ratio
     hours_per_day: Ratio
     device_hours: Ratio
@@ -55,7 +55,7 @@ class Saving:
         cls,
         speedup: Ratio,
         cost: Cost,
-        job_hours: float,
+        expected_job_hours: float,
         world_size: int,
         price: float | None,
     ) -> "Saving | None":
@@ -63,10 +63,10 @@ class Saving:
         if not speedup.faster:
             return None
         share = Ratio(*(1 - 1 / times for times in (speedup.value, speedup.low, speedup.high)))
-        hours = _times(share, job_hours)
+        hours = _times(share, expected_job_hours)
         device_hours = _times(hours, world_size)
         return cls(
-            job_hours=job_hours,
+            expected_job_hours=expected_job_hours,
             hours=hours,
             hours_per_day=_times(share, _HOURS_OF_A_DAY),
             device_hours=device_hours,
@@ -80,29 +80,29 @@ class EnergySaving:
     """Energy that a recommendation saves over one job, with the bounds that follow from its gain.
 
     Attributes:
-        job_hours: length of the job as it is.
+        expected_job_hours: length of the job as it is.
         kilowatt_hours: that it takes less, of `whole`.
         whole: kilowatt hours of the job as it is.
     """
 
-    job_hours: float
+    expected_job_hours: float
     kilowatt_hours: Ratio
     whole: float
 
     @classmethod
-    def of(cls, gain: Ratio, watts: float, job_hours: float) -> "EnergySaving | None":
+    def of(cls, gain: Ratio, watts: float, expected_job_hours: float) -> "EnergySaving | None":
         """Return what a gain in samples per joule saves; None unless it is surely one.
 
         Args:
             gain: over the baseline.
             watts: of the baseline, all devices together.
-            job_hours: length of the job as it is.
+            expected_job_hours: length of the job as it is.
         """
         if not gain.faster:
             return None
-        whole = watts * job_hours / _WATTS_OF_A_KILOWATT
+        whole = watts * expected_job_hours / _WATTS_OF_A_KILOWATT
         share = Ratio(*(1 - 1 / times for times in (gain.value, gain.low, gain.high)))
-        return cls(job_hours, _times(share, whole), whole)
+        return cls(expected_job_hours, _times(share, whole), whole)
 
 
 def _payback(speedup: Ratio, seconds: float) -> Ratio:

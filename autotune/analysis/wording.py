@@ -108,8 +108,8 @@ def too_slow(state: AttemptState) -> str:
         return ""
     return (
         " If it was at work all the same, as in an evaluation or while it wrote a checkpoint between "
-        "two steps, raise `measurement.step_deadline` (before its first step, as it compiles or loads "
-        "data, `measurement.startup_deadline`) in the study file; autotune start then goes on."
+        "two steps, raise `measurement.step_timeout` (before its first step, as it compiles or loads "
+        "data, `measurement.startup_timeout`) in the study file; autotune start then goes on."
     )
 
 

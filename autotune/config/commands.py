@@ -238,8 +238,8 @@ def _of_batch(
     several = {*sizes, baseline["micro_batch"]} if "micro_batch" in baseline else {*sizes}
     if fixed_batch and sizes and len(several) > 1 and "accumulation_steps" not in taken:
         yield (
-            ("objective", "global_batch"),
+            ("objective", "global_batch_size"),
             "stays only if the command accumulates more where micro_batch is less: have "
             "workload.command take {accumulation_steps}, say `keeps_global_batch: true` under workload "
-            "if it does that by itself, or say `global_batch: free`",
+            "if it does that by itself, or say `global_batch_size: free`",
         )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from autotune.config import mistakes
-from search_spaces.constraints import global_batch
+from search_spaces.constraints import global_batch_size
 
 COUNTED = ("micro_batch", "accumulation_steps")
 """Knobs that make up the samples of a step."""
@@ -36,7 +36,7 @@ def of_derived(
     mapped = [name for name in COUNTED if name in taken]
     if not fixed_batch:
         return {
-            field: "does not go with `global_batch: free`: such a script holds it; take one out"
+            field: "does not go with `global_batch_size: free`: such a script holds it; take one out"
         }
     if len(mapped) != 1:
         count = "none" if not mapped else "both"
@@ -76,7 +76,7 @@ def split_otherwise(baseline: Mapping[str, Any], name: str, value: Any) -> dict[
         name: micro_batch or accumulation_steps.
     """
     other = next(knob for knob in COUNTED if knob != name)
-    steps, rest = divmod(global_batch(baseline, 1), int(value))
+    steps, rest = divmod(global_batch_size(baseline, 1), int(value))
     return None if rest or not steps else {**baseline, name: value, other: steps}
 
 
@@ -96,7 +96,7 @@ def proportion_problems(
         if knob not in COUNTED:
             problems[path] = f"must be {' or '.join(COUNTED)}"
         elif knob in elsewhere:
-            problems[path] = "is among flags or over_all_ranks as well; leave it here alone"
+            problems[path] = "is among flags or global_flags as well; leave it here alone"
         elif not parts:
             problems[path] = "has no settings; give each with its present value"
         for setting in parts:

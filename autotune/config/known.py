@@ -27,7 +27,7 @@ def with_files(
     variables = {name: str(value) for name, value in _mapping(data.get("env")).items()}
     for path, name, flag in _of_files(data):
         known = name in CATALOGUE or name in _mapping(data.get("knobs"))
-        if not known or name in _list(workload.get("over_all_ranks")):
+        if not known or name in _list(workload.get("global_flags")):
             continue
         present, why_not = fields.present(flag, words, variables, folders)
         if why_not:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from autotune.config.document import shown
 from search_spaces import CATALOGUE, preset_names
-from search_spaces.constraints import global_batch, refused_global_batch
+from search_spaces.constraints import global_batch_size, refused_global_batch
 
 FieldPath = tuple[str | int, ...]
 Problems = dict[FieldPath, str]
@@ -22,7 +22,7 @@ LARGEST = "max"
 _LONGEST_WORD = 100
 _ALLOWED: dict[FieldPath, str] = {
     ("resources", "workers"): "a whole number from 1 to 65536, or auto",
-    ("objective", "global_batch"): "keep, free or a whole number from 1",
+    ("objective", "global_batch_size"): "fixed, free or a whole number from 1",
     ("workload", "args", "dict_type"): "a mapping of keyword arguments; lists are for scripts",
     ("workload", "args", "list_type"): "a list, an argument of the script each, as they are today",
 }
@@ -129,17 +129,17 @@ def of_global_batch(
         baseline_given: whether the file has a baseline to point at.
     """
     if refused := refused_global_batch(fixed, workers):
-        return {("objective", "global_batch"): refused}
-    actual = global_batch(baseline, workers)
+        return {("objective", "global_batch_size"): refused}
+    actual = global_batch_size(baseline, workers)
     if actual == fixed:
         return {}
     text = (
         f"has a global batch of {actual} (micro_batch x accumulation_steps x workers), but "
-        f"objective.global_batch fixes it at {fixed}; make them agree"
+        f"objective.global_batch_size fixes it at {fixed}; make them agree"
     )
     if baseline_given:
         return {("baseline",): text}
-    return {("objective", "global_batch"): f"the baseline {text}"}
+    return {("objective", "global_batch_size"): f"the baseline {text}"}
 
 
 # Mistakes in single fields

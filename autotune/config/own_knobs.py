@@ -14,7 +14,7 @@ from search_spaces.constraints import asked_by, asked_of
 from search_spaces.expressions import FUNCTIONS, Expression, Mixed, Unreadable, parse
 from search_spaces.knob import KnobValue, written
 
-BY_STUDY = ("world_size", "global_batch")
+BY_STUDY = ("world_size", "global_batch_size")
 """Names in constraints that are no knobs."""
 _RECORDED = ("throughput", "trial_seconds", "state")
 """Columns of a replay table."""
@@ -234,9 +234,9 @@ def _of_names(rule: Expression, baseline: Mapping[str, Any], *, batch_known: boo
         if name not in known:
             hint = mistakes.did_you_mean(name, known)
             return f"column {column}: no such knob: {shown(name)}{hint}; texts stand in quotes"
-    if "global_batch" in rule.names and not batch_known:
+    if "global_batch_size" in rule.names and not batch_known:
         return (
-            "global_batch is not known of this script: say under workload.flags by which argument "
+            "global_batch_size is not known of this script: say under workload.flags by which argument "
             "micro_batch is turned, or under baseline what it is"
         )
     return ""

@@ -16,7 +16,7 @@ from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import PLAIN, PYTHON, SPAWN, TORCHRUN, Script, TrialRequest
 from search_spaces import CATALOGUE
 from search_spaces.catalogue import not_from_outside
-from search_spaces.constraints import global_batch
+from search_spaces.constraints import global_batch_size
 from search_spaces.knob import KnobValue, written
 
 _PYTHON_ALONE = (
@@ -64,7 +64,7 @@ class ScriptWorkload(ForeignWorkload):
         description="For knobs of `flags` whose argument says their values otherwise: for each value "
         "the argument's word; true and false of a switch: `compile: {none: false, default: true}`.",
     )
-    over_all_ranks: list[str] = Field(
+    global_flags: list[str] = Field(
         default_factory=list,
         description="Those of `flags` whose argument counts what all ranks have together: it is given "
         "the knob's value times the ranks.",
@@ -167,12 +167,12 @@ class ScriptWorkload(ForeignWorkload):
                 shown = mistakes.in_yaml(argument)
                 text = f"must be a text as the script is given it, got {shown}; put it in quotes"
                 problems["workload", "args", place] = text
-        elsewhere = {*self.flags, *self.over_all_ranks}
+        elsewhere = {*self.flags, *self.global_flags}
         problems |= keeping.proportion_problems(self.in_proportion, elsewhere, self.flag_problem)
         problems |= self._flag_problems() | option_words.problems(self.words, self.flags)
-        for place, knob in enumerate(self.over_all_ranks):
+        for place, knob in enumerate(self.global_flags):
             if knob not in self.flags or knob not in COUNTED:
-                problems["workload", "over_all_ranks", place] = (
+                problems["workload", "global_flags", place] = (
                     f"must be {' or '.join(COUNTED)}, if workload.flags have it; got "
                     f"{mistakes.in_yaml(knob)}"
                 )
@@ -227,7 +227,7 @@ class ScriptWorkload(ForeignWorkload):
         present: dict[str, Any] = {}
         for name, flag in self.flags.items():
             text = arguments.present(self.arguments, variables, flag)
-            if name not in CATALOGUE or name in self.over_all_ranks or fields.parted(flag):
+            if name not in CATALOGUE or name in self.global_flags or fields.parted(flag):
                 continue
             if words := self.words.get(name):
                 if any(word is True for word in words.values()):
@@ -281,7 +281,7 @@ class ScriptWorkload(ForeignWorkload):
             for setting, present in parts.items():
                 place = ("workload", "in_proportion", knob, setting)
                 yield Stated(place, setting, present, f"is {present}")
-        for name in self.over_all_ranks:
+        for name in self.global_flags:
             if name in knobs.given and knobs.workers:
                 of_one = knobs.given[name]
                 together = of_one * knobs.workers
@@ -318,9 +318,9 @@ class ScriptWorkload(ForeignWorkload):
             return {("search_space", name): text} if why else {}
         if name in knobs.given:
             return {}
-        if name in self.over_all_ranks:
+        if name in self.global_flags:
             text = f"then say under baseline what {name} is for one rank today"
-            return {("workload", "over_all_ranks"): text}
+            return {("workload", "global_flags"): text}
         if name in present:
             return {}
         if joined := arguments.in_one_word(self.arguments, flag):
@@ -344,9 +344,9 @@ class ScriptWorkload(ForeignWorkload):
             "stays only if the script accumulates more where micro_batch is "
             "less: say under workload.flags by which argument accumulation_steps is turned; or "
             "`workload: {keeps_global_batch: true}` if the script does that by itself; or "
-            "`global_batch: free`"
+            "`global_batch_size: free`"
         )
-        return {("objective", "global_batch"): text}
+        return {("objective", "global_batch_size"): text}
 
     # Trials
 
@@ -359,7 +359,7 @@ class ScriptWorkload(ForeignWorkload):
         flags, differing = knobs.flags, knobs.differing(chosen)
         turned = {
             name: value * workers
-            if name in self.over_all_ranks
+            if name in self.global_flags
             else option_words.said(self.words, name, value)
             for name, value in differing.items()
             if name in flags and name not in self.in_proportion
@@ -385,7 +385,9 @@ class ScriptWorkload(ForeignWorkload):
         """
         if not self.samples:
             return None
-        return round(self.samples * global_batch(chosen, 1) / global_batch(knobs.baseline, 1))
+        return round(
+            self.samples * global_batch_size(chosen, 1) / global_batch_size(knobs.baseline, 1)
+        )
 
     def request(self, asked: TrialRequest, knobs: StudyKnobs) -> TrialRequest:
         """Return the request of the script's trial.
@@ -396,7 +398,7 @@ class ScriptWorkload(ForeignWorkload):
         recipe = self.recipe(asked.knobs, knobs, asked.world_size)
         counted = self.samples_of_step(asked.knobs, knobs)
         if counted is None and self.knows_batch(knobs.given):
-            counted = global_batch(asked.knobs, 1)
+            counted = global_batch_size(asked.knobs, 1)
         given = fields.given(
             self.arguments,
             recipe.flags,
@@ -416,9 +418,7 @@ class ScriptWorkload(ForeignWorkload):
                 is_module=recipe.is_module,
                 launch=self.launched_by(asked.world_size),
                 changes=recipe.changes,
-                baseline={
-                    name: knobs.baseline[name] for name in (*recipe.changes, "loader_workers")
-                },
+                baseline={name: knobs.baseline[name] for name in (*recipe.changes, "num_workers")},
                 constructed=given.constructed,
                 samples=counted or 0,
                 draws_none=self.samples is not None,
@@ -437,9 +437,9 @@ class ScriptWorkload(ForeignWorkload):
         recipe = self.recipe(chosen, knobs, workers)
         found = {**dataclasses.asdict(recipe), "changes": list(recipe.changes)}
         found["launch"] = self.launched_by(workers)
-        of_all = {*self.over_all_ranks} & {*recipe.turned}
+        of_all = {*self.global_flags} & {*recipe.turned}
         if shared := [flag for name, flag in recipe.flags.items() if name in of_all]:
-            found["over_all_ranks"] = {"flags": shared, "ranks": workers}
+            found["global_flags"] = {"flags": shared, "ranks": workers}
         if samples := self.samples_of_step(chosen, knobs):
             found["samples"] = samples
         if set_by := self._set_by():

@@ -6,7 +6,7 @@ import typing
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from search_spaces.knob import KnobValue
 
@@ -15,9 +15,9 @@ _BYTE_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**
 
 
 _NUMBER = r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*"
-KEEP: Final = "keep"
+FIXED: Final = "fixed"
 FREE: Final = "free"
-"""Values of objective.global_batch besides numbers."""
+"""Values of objective.global_batch_size besides numbers."""
 Arguments = TypeVar("Arguments", dict[str, Any], list[Any])
 
 
@@ -120,7 +120,7 @@ class ResourcesSpec(Section):
     memory_per_worker: Bytes | None = Field(
         default=None, description="Limit per rank, e.g. 4GiB; beyond it a trial is out of memory."
     )
-    slots: int | None = Field(
+    max_concurrent_trials: int | None = Field(
         default=None,
         ge=1,
         le=10000,
@@ -161,22 +161,22 @@ class ObjectiveSpec(Section):
         "timed blocks of a run. A configuration that takes more is not recommended; the baseline is "
         "measured all the same.",
     )
-    global_batch: Annotated[int, Field(ge=1)] | Literal["keep", "free"] = Field(
-        default=KEEP,
-        description="Samples per optimizer step over all ranks. keep: only configurations with exactly "
+    global_batch_size: Annotated[int, Field(ge=1)] | Literal["fixed", "free"] = Field(
+        default=FIXED,
+        description="Samples per optimizer step over all ranks. fixed: only configurations with exactly "
         "the baseline's compete, so that the winner trains the same, faster; a number: the same, said "
         "in figures; free: any may win, and then needs a new learning rate.",
     )
 
-    batch_dependent: Literal["refuse", "allow"] = Field(
-        default="refuse",
+    batch_dependent: Literal["reject", "allow"] = Field(
+        default="reject",
         description="Where a layer or loss computes over all rows of a micro-batch together "
         "(BatchNorm, contrastive losses), another micro-batch trains something else; so it does where a "
-        "script does not divide its loss by the accumulation steps. refuse: it is not recommended; "
+        "script does not divide its loss by the accumulation steps. reject: it is not recommended; "
         "allow: it is, and the verdict says so.",
     )
 
-    job_hours: float = Field(
+    expected_job_hours: float = Field(
         default=168.0,
         gt=0,
         le=10**6,
@@ -209,12 +209,6 @@ class ObjectiveSpec(Section):
         """Return whether the energy of every block has to be known."""
         return bool(self.energy_setting)
 
-    @field_validator("global_batch", mode="before")
-    @classmethod
-    def _as_stored_before(cls, given: Any) -> Any:
-        # Earlier versions stored null for `free`.
-        return FREE if given is None else given
-
 
 class BudgetSpec(Section):
     """Limits at which the search ends: the first that is reached."""
@@ -231,13 +225,13 @@ class BudgetSpec(Section):
         description="Running time, e.g. 30m: a limit, kept within a tenth or one step. What proves the "
         "result is paid for first.",
     )
-    least_gain: float | None = Field(
+    min_improvement: float | None = Field(
         default=None,
         ge=0,
         lt=1,
         description="The search ends when another trial is expected to bring less than this share of "
         "throughput (sampler: model), or less than noise lets one see; 0: never for that reason. "
-        "Default: what a trial takes of objective.job_hours.",
+        "Default: what a trial takes of objective.expected_job_hours.",
     )
     device_hours: float | None = Field(
         default=None, gt=0, description="Hours of trials times ranks; confirmation not counted."
@@ -269,14 +263,14 @@ class MeasurementSpec(Section):
         description="Longest warm-up before timing counts. Default: 20.0; on CUDA the warm-up then has "
         "5 blocks at most. A value that stands here is the only limit everywhere.",
     )
-    longest: Seconds = Field(
+    max_measure_time: Seconds = Field(
         default=30.0,
         description="Longest timing after the warm-up, kept within a tenth or one step.",
     )
-    search_precision: float = Field(
+    search_ci_half_width: float = Field(
         default=0.02, gt=0, lt=1, description="Relative 95 % half-width at which a trial ends."
     )
-    confirm_precision: float = Field(
+    confirm_ci_half_width: float = Field(
         default=0.01, gt=0, lt=1, description="The same for a run of the confirmation."
     )
     baseline_runs: int = Field(
@@ -294,32 +288,32 @@ class MeasurementSpec(Section):
         description="Most rounds of all finalists against the baseline, and of the chosen one alone "
         "after that.",
     )
-    attribution: int = Field(
+    ablation_rounds: int = Field(
         default=3,
         ge=0,
         le=50,
         description="Rounds of the winner against itself less one changed knob each; 0: none.",
     )
-    unchecked_numerics: Literal["refuse", "allow"] = Field(
-        default="refuse",
+    unverified_numerics: Literal["reject", "allow"] = Field(
+        default="reject",
         description="Whether a configuration that may change the loss is recommended though it could "
         "not be compared with the fp32 reference, because that does not run.",
     )
-    startup_deadline: Seconds = Field(
+    startup_timeout: Seconds = Field(
         default=300.0,
         description="First step done, else HANG; 3 times that where it is compiled, 10 times under "
         "max-autotune. That longer limit is cut to a tenth of budget.wall_time, but never below this "
         "field.",
     )
-    step_deadline: Seconds = Field(
+    step_timeout: Seconds = Field(
         default=60.0,
-        description="Every later step done, else HANG; longer where compiled, as startup_deadline.",
+        description="Every later step done, else HANG; longer where compiled, as startup_timeout.",
     )
 
     @property
-    def refuses_unchecked(self) -> bool:
+    def rejects_unverified(self) -> bool:
         """Return whether a configuration that could not be checked is not recommended."""
-        return self.unchecked_numerics == "refuse"
+        return self.unverified_numerics == "reject"
 
 
 class OwnKnobSpec(Section):

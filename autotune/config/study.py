@@ -26,9 +26,9 @@ from autotune.config.sections import (
 from autotune.config.workload_spec import StudyKnobs
 from autotune.errors import SpecError
 from launchers import section_of
-from launchers.sections import KINDS, MOVED, SPANNING, AnyLauncher, as_section, of_record
+from launchers.sections import KINDS, SPANNING, AnyLauncher, as_section
 from search_spaces import CATALOGUE, defaults, preset, preset_names
-from search_spaces.constraints import global_batch
+from search_spaces.constraints import global_batch_size
 from search_spaces.knob import KnobValue
 
 Counts = Literal["samples", "tokens", "steps"]
@@ -75,7 +75,7 @@ class StudySpec(Section):
     constraints: list[str] = Field(
         default_factory=list,
         description="What every configuration has to satisfy, such as `tensor_parallel * "
-        "pipeline_parallel <= world_size`: over knobs, world_size and global_batch.",
+        "pipeline_parallel <= world_size`: over knobs, world_size and global_batch_size.",
     )
     objective: ObjectiveSpec = ObjectiveSpec()
     budget: BudgetSpec = BudgetSpec()
@@ -142,11 +142,6 @@ class StudySpec(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_stored_before(cls, given: Any) -> Any:
-        return of_record(given) if isinstance(given, dict) else given
-
-    @model_validator(mode="before")
-    @classmethod
     def _so_many_trials(cls, given: Any) -> Any:
         """Set a number of trials for samplers that cannot estimate the value of another one."""
         budget = given.get("budget", {}) if isinstance(given, dict) else None
@@ -166,7 +161,7 @@ class StudySpec(Section):
             problems |= self._of_resources()
         if not problems:
             problems |= self.workload.knob_problems(self.study_knobs)
-        fixed, workers = self.objective.global_batch, self.resources.known_workers
+        fixed, workers = self.objective.global_batch_size, self.resources.known_workers
         if isinstance(fixed, int) and workers and not problems:
             given = bool(self.baseline)
             problems |= mistakes.of_global_batch(
@@ -174,7 +169,7 @@ class StudySpec(Section):
             )
         if self.constraints and not problems:
             problems |= self._of_constraints()
-        if not self.budget.ends and (self.sampler != "model" or self.budget.least_gain == 0):
+        if not self.budget.ends and (self.sampler != "model" or self.budget.min_improvement == 0):
             problems["budget",] = "at least one of trials, wall_time, device_hours must be set"
         if not problems:
             problems |= self._of_steps() | self._of_energy()
@@ -189,9 +184,9 @@ class StudySpec(Section):
         if not self.workload.observable:
             text = f"is for scripts: the steps of a {self.workload.noun} are not seen"
             return {("objective", "metric"): text}
-        if self.objective.global_batch == FREE:
+        if self.objective.global_batch_size == FREE:
             text = "must be kept with steps_per_second: steps of other samples do not compare"
-            return {("objective", "global_batch"): text}
+            return {("objective", "global_batch_size"): text}
         return {}
 
     def _of_energy(self) -> mistakes.Problems:
@@ -255,7 +250,7 @@ class StudySpec(Section):
         A script's batches may hold padding, more of it in a larger micro-batch: where the global
         batch is kept, samples are comparable, and tokens are not.
         """
-        metric, keeps = self.objective.metric, self.objective.global_batch != FREE
+        metric, keeps = self.objective.metric, self.objective.global_batch_size != FREE
         if metric == "tokens_per_second" and keeps and self.workload.pads:
             return "samples"
         return _COUNTS[metric]
@@ -311,7 +306,7 @@ class StudySpec(Section):
             flags=self.flags,
             given=self.baseline,
             baseline=self.full_baseline(),
-            fixed_batch=self.objective.global_batch != FREE,
+            fixed_batch=self.objective.global_batch_size != FREE,
             counts=self.counts,
             variables=self.env,
             workers=self.workload.ranks(self.resources.known_workers),
@@ -338,12 +333,14 @@ class StudySpec(Section):
         """Return whether the micro-batch of the baseline is known, and so its global batch."""
         return self.workload.knows_batch(self.baseline)
 
-    def global_batch(self, workers: int) -> int | None:
+    def global_batch_size(self, workers: int) -> int | None:
         """Return the samples per optimizer step that every configuration must have; None: any."""
-        wanted = self.objective.global_batch
+        wanted = self.objective.global_batch_size
         if wanted == FREE:
             return None
-        return wanted if isinstance(wanted, int) else global_batch(self.full_baseline(), workers)
+        return (
+            wanted if isinstance(wanted, int) else global_batch_size(self.full_baseline(), workers)
+        )
 
     def full_baseline(self) -> dict[str, Any]:
         """Return the baseline with a value for every knob, including those in a script's arguments."""
@@ -434,19 +431,9 @@ def _in_full(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _placed(data: dict[str, Any]) -> tuple[dict[str, Any], mistakes.Problems]:
-    """Return a study without fields that are in the wrong place, and the mistake in each.
-
-    They are fields of former versions, and those of a workload of another kind.
-    """
-    problems: mistakes.Problems = {(name,): MOVED[name] for name in MOVED.keys() & data.keys()}
-    objective = data.get("objective")
-    if isinstance(objective, dict) and objective.get("global_batch", "") is None:
-        # In records of earlier versions null means `free`.
-        problems["objective", "global_batch"] = "is empty; say keep or free, or leave it out"
-    data = {name: value for name, value in data.items() if name not in MOVED}
-    if wrong := of_one_kind(data.get("workload"))[1]:
-        return _rest(data, {"workload"}), problems | wrong
-    return data, problems
+    """Return a study without a workload of fields of several kinds, and the mistakes in that."""
+    wrong = of_one_kind(data.get("workload"))[1]
+    return (_rest(data, {"workload"}), wrong) if wrong else (data, {})
 
 
 def _beside(problems: mistakes.Problems, data: dict[str, Any]) -> mistakes.Problems:

@@ -448,7 +448,7 @@ def _otherwise_tuned(best: BestConfig, word: str, script: Mapping[str, Any]) -> 
     path, known = Path(word), script.get("digest")
     if known and path.is_file() and _digest(path) != known:
         yield f"{word} has changed since it was tuned"
-    if shared := script.get("over_all_ranks"):
+    if shared := script.get("global_flags"):
         flags, ranks = ", ".join(shared["flags"]), shared["ranks"]
         yield f"{flags} counts what all ranks have together: here for the {ranks} that were tuned with"
     tuned_with = str(best.provenance.get("environment", {}).get("torch", ""))

@@ -64,7 +64,7 @@ def resources(spec: StudySpec) -> Resources:
         workers=spec.workload.ranks(wanted.known_workers),
         gpus_per_worker=wanted.gpus_per_worker,
         cpus_per_worker=wanted.cpus_per_worker,
-        slots=wanted.slots,
+        slots=wanted.max_concurrent_trials,
         device=wanted.device,
         nodes=wanted.nodes,
         shares_cpus=spec.workload.shares_cpus and "cpus_per_worker" not in wanted.model_fields_set,
@@ -84,7 +84,7 @@ class StudySetup:
         self.launcher = launcher
         self.facts = dataclasses.replace(
             facts_of(launcher.site),
-            global_batch=spec.global_batch(launcher.ranks),
+            global_batch_size=spec.global_batch_size(launcher.ranks),
             rules=spec.rules,
             slow_pairs=runs_slowly(spec.full_baseline()),
             own_ll128=spec.full_baseline()["nccl_proto"] == "LL128",
@@ -124,7 +124,7 @@ class StudySetup:
         if not problem and not launcher.site.on_device and len(launcher.slots) > 1:
             problem = (
                 f"{len(launcher.slots)} trials at a time share the processors, whose energy is that of "
-                "all; say `resources: {slots: 1}`"
+                "all; say `resources: {max_concurrent_trials: 1}`"
             )
         if problem:
             raise BadInput(
@@ -217,8 +217,8 @@ class StudySetup:
             wished = MEASUREMENT.energy_block if energy else MEASUREMENT.block_on_device
         if self._on_device and "min_steps" not in given:
             fewest = MEASUREMENT.steps_on_device
-        seconds = min(wished, wanted.longest / FEWEST_BLOCKS)
-        several = min(wanted.warmup, wanted.longest) / STEADY_BLOCKS
+        seconds = min(wished, wanted.max_measure_time / FEWEST_BLOCKS)
+        several = min(wanted.warmup, wanted.max_measure_time) / STEADY_BLOCKS
         longest = max(MEASUREMENT.longest_block * seconds, several)
         by_energy = self.spec.objective.of_energy or self.spec.objective.power_limit is not None
         return BlockPlan(seconds, fewest, longest=longest, leads_in=not by_energy)
@@ -231,7 +231,7 @@ class StudySetup:
     @property
     def longest_timed(self) -> float:
         """Return the seconds of training that the longest timed run takes."""
-        return self.spec.measurement.warmup + self.spec.measurement.longest
+        return self.spec.measurement.warmup + self.spec.measurement.max_measure_time
 
     @property
     def _is_quick(self) -> bool:
@@ -263,7 +263,7 @@ class StudySetup:
             run_df: degrees of freedom of `sigma_run`.
             settling: bound on later steps from the first ones.
         """
-        limits = self._limits(self.spec.measurement.search_precision, incumbent_low, sigma_run)
+        limits = self._limits(self.spec.measurement.search_ci_half_width, incumbent_low, sigma_run)
         return dataclasses.replace(limits, settling=settling, run_df=run_df)
 
     @property
@@ -282,13 +282,13 @@ class StudySetup:
 
     def confirm_limits(self, *, sigma_run: float) -> Limits:
         """Return the limits of a run in a round of comparison."""
-        limits = self._limits(self.spec.measurement.confirm_precision, 0.0, sigma_run)
+        limits = self._limits(self.spec.measurement.confirm_ci_half_width, 0.0, sigma_run)
         return dataclasses.replace(limits, fewest=BLOCKS_FOR_PROOF, proves=True)
 
     def _limits(self, precision: float, incumbent_low: float, sigma_run: float) -> Limits:
         return Limits(
             warmup=self.spec.measurement.warmup,
-            longest=self.spec.measurement.longest,
+            longest=self.spec.measurement.max_measure_time,
             precision=precision,
             measure=Measure.of(self.spec),
             incumbent_low=incumbent_low,
@@ -306,7 +306,7 @@ def longest_silence(spec: StudySpec) -> float:
     """
     modes = {spec.full_baseline()["compile"], *spec.values().get("compile", ())}
     timeouts = [_timeouts(spec, {"compile": mode}) for mode in modes]
-    longest = spec.measurement.longest
+    longest = spec.measurement.max_measure_time
     return max(max(one.startup, longest + one.step) for one in timeouts)
 
 
@@ -320,7 +320,7 @@ def _timeouts(spec: StudySpec, knobs: Mapping[str, Any]) -> Timeouts:
     longest = MEASUREMENT.hang_share * (spec.budget.wall_time or math.inf)
     startup, step = (
         max(usual, min(usual * _compilation(knobs), longest))
-        for usual in (asked.startup_deadline, asked.step_deadline)
+        for usual in (asked.startup_timeout, asked.step_timeout)
     )
     return Timeouts(startup, step)
 

@@ -15,15 +15,17 @@ _DRAWN = 2_000
 _DRAWN_PER_VALUE = 500
 
 
-def outline(space: Space, global_batch: int | None, *, batch_known: bool = True) -> Iterator[str]:
+def outline(
+    space: Space, global_batch_size: int | None, *, batch_known: bool = True
+) -> Iterator[str]:
     """Yield the number of remaining configurations, then the values that are in none, with reasons.
 
     Args:
-        global_batch: global batch of all configurations; None: any.
+        global_batch_size: global batch of all configurations; None: any.
         batch_known: whether samples of a step are known.
     """
     batches = (
-        _split(space, global_batch) if batch_known else "with batches as the script makes them"
+        _split(space, global_batch_size) if batch_known else "with batches as the script makes them"
     )
     yield f"{_counted(space)}, {batches}."
     for name, values in _varied(space).items():
@@ -47,12 +49,12 @@ def _counted(space: Space) -> str:
     return f"About {float(f'{share * space.size:.2g}'):,.0f} configurations remain"
 
 
-def _split(space: Space, global_batch: int | None) -> str:
-    if global_batch is None:
+def _split(space: Space, global_batch_size: int | None) -> str:
+    if global_batch_size is None:
         return "of any global batch"
     baseline = space.complete(_baseline(space))
     own = f"{baseline[MICRO_BATCH]} x {baseline[ACCUMULATION]}"
-    text = f"all with your global batch of {global_batch:,}"
+    text = f"all with your global batch of {global_batch_size:,}"
     if space.splits is None or len(space.splits.steps) == 1:
         return f"{text}, in micro_batch x accumulation_steps of {own}"
     return (

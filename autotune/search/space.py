@@ -53,9 +53,9 @@ def splits(
         facts: facts of the study, with the global batch.
     """
     wanted = {name: _whole(listed[name], baseline[name]) for name in _SPLIT if name in listed}
-    if facts.global_batch is None or not wanted:
+    if facts.global_batch_size is None or not wanted:
         return None
-    share, rest = divmod(facts.global_batch, facts.world_size)
+    share, rest = divmod(facts.global_batch_size, facts.world_size)
     if rest:
         return None  # no configuration has the global batch: the baseline will be refused for that
     several = {name: values for name, values in wanted.items() if len(values) > 1}
@@ -98,7 +98,7 @@ def _without_partner(
         if lonely:
             reasons.append(
                 f"{name} {', '.join(lonely)} {'has' if len(lonely) == 1 else 'have'} no partner that "
-                f"gives {share} samples per rank and step, a global batch of {facts.global_batch}"
+                f"gives {share} samples per rank and step, a global batch of {facts.global_batch_size}"
             )
     return reasons
 

@@ -51,8 +51,8 @@ _CHANGEABLE = (
     "export",
     "folder",
     "logs",
-    "measurement.startup_deadline",
-    "measurement.step_deadline",
+    "measurement.startup_timeout",
+    "measurement.step_timeout",
     "workload.may_write",
 )
 """Settings that may change when a study continues: they do not affect earlier figures."""

@@ -31,7 +31,7 @@ class BatchSettings:
 
     Attributes:
         flags: knob -> setting that was seen to change it.
-        over_all_ranks: those of them whose setting counts all ranks together.
+        global_flags: those of them whose setting counts all ranks together.
         in_proportion: knob -> settings that make it up together, each with its present value.
         keeps_global_batch: whether the script derives the one that is not in `flags`.
         columns: whether the samples of a batch lie in its columns.
@@ -40,7 +40,7 @@ class BatchSettings:
     """
 
     flags: dict[str, str] = field(default_factory=dict)
-    over_all_ranks: tuple[str, ...] = ()
+    global_flags: tuple[str, ...] = ()
     in_proportion: dict[str, dict[str, int]] = field(default_factory=dict)
     keeps_global_batch: bool = False
     columns: bool = False
@@ -56,7 +56,7 @@ class BatchSettings:
     def shared_by_ranks(self) -> tuple[str, ...]:
         """Return the knobs of which each rank has less, the more ranks there are."""
         derived = [knob for knob in COUNTED if knob not in self.settings_by_knob]
-        return self.over_all_ranks or (tuple(derived) if self.keeps_global_batch else ())
+        return self.global_flags or (tuple(derived) if self.keeps_global_batch else ())
 
 
 def find_batch_settings(
@@ -244,7 +244,7 @@ class _Search:
             self._found = dataclasses.replace(
                 self._found,
                 flags={} if kept else self._found.flags,
-                over_all_ranks=() if kept else self._found.over_all_ranks,
+                global_flags=() if kept else self._found.global_flags,
                 in_proportion={MICRO_BATCH: dict(parts)},
                 keeps_global_batch=kept,
             )
@@ -263,7 +263,7 @@ class _Search:
         self._found = dataclasses.replace(
             self._found,
             flags={**earlier.flags, **named},
-            over_all_ranks=(*earlier.over_all_ranks, *shared),
+            global_flags=(*earlier.global_flags, *shared),
             keeps_global_batch=keeps_global_batch,
             columns=self._found.columns or columns,
         )

@@ -107,7 +107,7 @@ def _speed(one_off: OneOffRuns) -> tuple[float, float | None]:
     doubled: dict[str, Any] | None = {**setup.baseline, "micro_batch": size}
     if setup.spec.workload.keeps_global_batch:
         doubled = split_otherwise(setup.baseline, "micro_batch", size)
-    free = dataclasses.replace(setup.facts, global_batch=None)
+    free = dataclasses.replace(setup.facts, global_batch_size=None)
     refused = doubled is None or bool(infeasible(doubled, free))
     refused |= not setup.spec.workload.can_set("micro_batch", setup.spec.flags)
     once, twice = [], []

@@ -31,7 +31,7 @@ from autotune.worker.survey_result import SurveyResult
 from launchers import Launcher, Resources, section_of
 from launchers.sections import PACKAGES
 from search_spaces import CATALOGUE, KnobValue, infeasible
-from search_spaces.constraints import broken, global_batch
+from search_spaces.constraints import broken, global_batch_size
 from search_spaces.knob import written
 from storage import Database
 from storage.engines import explain_sqlite_error
@@ -304,7 +304,7 @@ def _knobs(one_off: OneOffRuns, *, settles: bool) -> Iterator[CheckResult]:
     """Check that each knob of the search takes effect in the script, by one value of each."""
     setup = one_off.setup
     # Alone, accumulation or a micro-batch cannot hold the global batch.
-    free = dataclasses.replace(setup.facts, global_batch=None)
+    free = dataclasses.replace(setup.facts, global_batch_size=None)
     for name, values in setup.spec.values().items():
         others = [value for value in values if value not in (setup.baseline[name], LARGEST)]
         variants = {value: _variant(setup, name, value) for value in others}
@@ -376,7 +376,7 @@ def _held(setup: StudySetup, name: str, value: KnobValue) -> dict[str, Any] | No
     A script may refuse one of the parts alone (DeepSpeed).
     """
     mapped = name in COUNTED and {*COUNTED} <= setup.spec.flags.keys()
-    if not mapped or setup.facts.global_batch is None:
+    if not mapped or setup.facts.global_batch_size is None:
         return None
     return split_otherwise(setup.baseline, name, value)
 
@@ -420,7 +420,7 @@ def _is_seen(one_off: OneOffRuns, name: str, knobs: dict[str, Any]) -> bool:
         return False
     if name not in COUNTED:
         return shows(seen, name, knobs[name])
-    wanted = global_batch(knobs, 1)
+    wanted = global_batch_size(knobs, 1)
     return wanted in (seen.samples, seen.columns * seen.accumulation_steps)
 
 

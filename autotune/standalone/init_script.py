@@ -61,7 +61,7 @@ def study(
     if not space:
         raise BadInput(_nothing_to_tune(launched, found))
     may = allowed or Allowed()
-    measurement = f"measurement:\n  startup_deadline: {may.startup:g}s\n" if may.startup else ""
+    measurement = f"measurement:\n  startup_timeout: {may.startup:g}s\n" if may.startup else ""
     parts = [
         *_head(command, found),
         f"name: {_text(name)}\n",
@@ -83,7 +83,7 @@ def description(found: Findings) -> str:
     seen = found.seen
     wrapped = "DistributedDataParallel" if seen.ddp else "no DistributedDataParallel"
     wrapped = "sharded parameters (FSDP2)" if seen.sharded else wrapped
-    workers = counted(seen.own.get("loader_workers", 0), "worker")
+    workers = counted(seen.own.get("num_workers", 0), "worker")
     loader = f"a DataLoader with {workers}" if seen.loader else "no DataLoader"
     number = str(seen.own.get("precision", "number format unknown"))
     samples = counted(seen.micro_batch, "sample")
@@ -171,8 +171,8 @@ def _turned_by(found: Findings) -> list[str]:
                 f"{json.dumps(setting)}: {present}" for setting, present in parts.items()
             )
             lines.append(f"    {knob}: {{{shown}}}")
-    if batch.over_all_ranks:
-        lines.append(f"  over_all_ranks: [{', '.join(batch.over_all_ranks)}]")
+    if batch.global_flags:
+        lines.append(f"  global_flags: [{', '.join(batch.global_flags)}]")
     if batch.keeps_global_batch:
         lines.append("  keeps_global_batch: true   # the script derives the other one by itself")
     return lines
@@ -273,8 +273,8 @@ def _of_loader(found: Findings, cpus: int) -> _Offers:
     if not found.seen.loader:
         return
     most = max(1, cpus // max(1, found.workers))
-    baseline = found.seen.own.get("loader_workers", 0)
-    yield "loader_workers", sorted({0, 1, min(2, most), min(4, most), baseline})
+    baseline = found.seen.own.get("num_workers", 0)
+    yield "num_workers", sorted({0, 1, min(2, most), min(4, most), baseline})
     if found.device == "cuda":
         yield "pin_memory", [False, True]
 
@@ -369,7 +369,7 @@ def _not_from_outside(seen: SurveyResult) -> Iterator[tuple[str, str]]:
     if seen.own.get("compile", "none") != "none":
         yield "compile", "the script compiles by itself"
     if not seen.loader:
-        yield "loader_workers", "there is no DataLoader"
+        yield "num_workers", "there is no DataLoader"
     if _kernels(seen) != "default":
         yield "optimizer_kernels", f"the script has {_kernels(seen)} by itself"
     elif seen.optimizer not in _FUSED:
@@ -416,7 +416,7 @@ def _batch_left_out(found: Findings) -> Iterator[str]:
     elif "micro_batch" in found.flags:
         yield (
             "micro_batch, as nothing was found that turns accumulation_steps; with `objective: "
-            "{global_batch: free}` it can vary by itself"
+            "{global_batch_size: free}` it can vary by itself"
         )
     else:
         yield (

@@ -22,7 +22,7 @@ LOG_INTERVAL, COMPILE, RECOMPUTATION = "log_interval", "compile", "activation_ch
 PRECISION = "precision"
 COMPILING = 3.0
 """Time of a run that compiles what the unchanged command does not, over that of one which does not."""
-_WORKERS = "loader_workers"
+_WORKERS = "num_workers"
 _UNSEEN: Mapping[str, KnobValue] = {RECOMPUTATION: 0}
 """Knobs of which nothing is seen where they have this value."""
 Tried = Mapping[str, Sequence[OtherWord]]

@@ -125,7 +125,7 @@ def _launcher(wanted: StudySpec, own: StudySpec, table: Table, origin: Origin) -
     nodes = [origin.environment, *origin.environment.get("others", ())]
     devices = sum(len(node["devices"]) for node in nodes)
     known = origin.workers or own.resources.known_workers
-    timed = own.measurement.warmup + own.measurement.longest
+    timed = own.measurement.warmup + own.measurement.max_measure_time
     noise = origin.noise or 0.0
     return ReplayLauncher(
         noisy(
@@ -135,7 +135,7 @@ def _launcher(wanted: StudySpec, own: StudySpec, table: Table, origin: Origin) -
             in_turn=min(noise, PRIOR_SIGMA),
         ),
         workers=known or devices or DEFAULT_CPU_WORKERS,
-        slots=wanted.resources.slots or 1,
+        slots=wanted.resources.max_concurrent_trials or 1,
         environment=origin.environment,
         seed=wanted.seed,
         refusal=table.lacks,

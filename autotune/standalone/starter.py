@@ -38,7 +38,7 @@ _SPREAD = 2
 _END = (
     "",
     "# The loss of a command is not seen: what may change it is recommended only if you allow that.",
-    "# measurement: {unchecked_numerics: allow}",
+    "# measurement: {unverified_numerics: allow}",
     *BUDGET.splitlines(),
     "export: best.yaml",
     "",
@@ -311,4 +311,4 @@ def _space(baseline: dict[str, int], held: str | None) -> Iterator[str]:
     elif baseline.keys() == {"micro_batch"}:
         yield ""
         yield "# Nothing accumulates, so that the global batch changes with the micro-batch."
-        yield "objective: {global_batch: free}"
+        yield "objective: {global_batch_size: free}"

@@ -285,7 +285,7 @@ def _spec(launched: Launched, allowed: Allowed) -> StudySpec:
             "resources": {} if ranks is None else {"workers": ranks},
             "search_space": {"cpu_threads": [0]},
             "env": launched.env,
-            "measurement": {} if startup is None else {"startup_deadline": startup},
+            "measurement": {} if startup is None else {"startup_timeout": startup},
         }
     )
 
@@ -323,7 +323,7 @@ class _Runner:
         self.say = say
         self.launched = launched
         self._runs = 0
-        self.startup = one_off.setup.spec.measurement.startup_deadline
+        self.startup = one_off.setup.spec.measurement.startup_timeout
         self.usual = 0.0
         self._last = ""
 
@@ -415,7 +415,7 @@ def _slower_start(limit: float) -> str:
     return (
         f"\nA start may take {limit:g} s. If it takes longer: autotune init --startup-timeout "
         f"{2 * limit:g}s -- with the command; the study then has the same limit, as "
-        "measurement.startup_deadline"
+        "measurement.startup_timeout"
     )
 
 

@@ -30,7 +30,7 @@ class Ablation:
 
         Without another round, leave out the changes that are known by then.
         """
-        rounds = self._setup.spec.measurement.attribution
+        rounds = self._setup.spec.measurement.ablation_rounds
         if confirmation.chosen is None or rounds < 2:
             return False
         attempts = self._context.attempts()
@@ -60,7 +60,7 @@ class Ablation:
         repeats = PROOF.most_repeats if confirmation.waits else 0
         kept = prices.rounds(both, confirmation.to_prove_reduced)
         kept += repeats * prices.costs.brief(self._setup.baseline)
-        order = self._runner.drawn(step.configurations, "attribution", step.round)
+        order = self._runner.drawn(step.configurations, "ablation", step.round)
         missing = [knobs for knobs in order if not self._is_measured(chosen, knobs, step.round)]
         rounds = max(1, PROOF.fewest_rounds + 1 - step.round) if confirmation.spread else 1
         # That many variants seldom fit in memory together: then each is launched by itself.
@@ -74,9 +74,9 @@ class Ablation:
     def measure(self, chosen: int, winner: dict[str, Any], *, reduced: bool) -> None:
         """Measure the winner, and the winner less each of its changes, in rounds."""
         several = contributions.variants(winner, self._setup.baseline, self._setup.facts)
-        rounds = self._setup.spec.measurement.attribution
+        rounds = self._setup.spec.measurement.ablation_rounds
         for number in ablation_rounds(rounds, reduced=reduced):
-            order = self._runner.drawn(several, "attribution", number)
+            order = self._runner.drawn(several, "ablation", number)
             # What an earlier daemon has measured of a round does not count once this one goes on.
             while missing := [k for k in order if not self._is_measured(chosen, k, number)]:
                 # A round that is not complete compares nothing.

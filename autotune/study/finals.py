@@ -388,9 +388,9 @@ class SoakPair:
         most = seconds + self._context.costs().shortest(knobs) + limits.warmup
         limit = TimeLimit(most, most) if self._time.limited else NO_LIMIT
         while not self._measured(confirmation, trial):
-            attempt = PlannedAttempt(trial, knobs, Purpose.LONG)
+            attempt = PlannedAttempt(trial, knobs, Purpose.SOAK)
             self._runner.run_monitored(attempt, TimedMonitor(limits), limit)
 
     def _measured(self, confirmation: Confirmation, trial: int) -> bool:
         knobs = confirmation.candidates[trial].knobs
-        return self._runner.recorded(Purpose.LONG, trial, knobs)
+        return self._runner.recorded(Purpose.SOAK, trial, knobs)

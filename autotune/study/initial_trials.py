@@ -145,7 +145,7 @@ def experts(
     growth = room.growth if room else SEARCH.most_growth
     most = {
         MICRO_BATCH: growth * int(baseline[MICRO_BATCH]),
-        "loader_workers": max(1.0, cores - SEARCH.cores_for_steps),
+        "num_workers": max(1.0, cores - SEARCH.cores_for_steps),
     }
     favoured = [name for name in CATALOGUE if name not in unusable and name not in DEAR]
     answers = [finding for finding in found if set(finding.knobs) & set(space.distributions())]
@@ -334,7 +334,7 @@ class Experts:
         found = findings(seen, baseline, self._setup.facts) if seen.get("parts") else []
         unusable = {*seen.get("unusable", ()), *slower}
         if cores < SEARCH.cores_for_loading:
-            unusable.add("loader_workers")  # unless it is loading that holds the step back
+            unusable.add("num_workers")  # unless it is loading that holds the step back
         return experts(self._space, baseline, found, unusable, room, cores)
 
 

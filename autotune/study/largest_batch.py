@@ -75,7 +75,7 @@ class LargestBatch:
         self._context = context
         self._check = check
         self._first = int(context.setup.baseline["micro_batch"])
-        fixed = context.setup.facts.global_batch
+        fixed = context.setup.facts.global_batch_size
         self._share = None if fixed is None else fixed // context.setup.facts.world_size
         """Samples of a rank per step, if they are held: no micro-batch is larger."""
 

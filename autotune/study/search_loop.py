@@ -106,7 +106,7 @@ class SearchLoop:
         if self.ledger.trials():
             return
         known = self._spec.counts != "steps" and self._spec.batch_known
-        batch = self._setup.facts.global_batch
+        batch = self._setup.facts.global_batch_size
         size, *lonely = outline(self.space, batch, batch_known=known)
         self._context.say(NewMessage(size, MessageCode.SPACE))
         for reason in (*self.space.left_out, *lonely):

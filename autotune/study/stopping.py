@@ -103,24 +103,24 @@ class TrialEconomics:
     """Economics of a trial: what a gain saves, and what it has to be.
 
     Attributes:
-        job_hours: length of the job that the result is for.
+        expected_job_hours: length of the job that the result is for.
         rounds: most rounds of the confirmation.
-        least_gain: gain that a trial has to bring, as the user says; None: what it costs.
+        min_improvement: gain that a trial has to bring, as the user says; None: what it costs.
     """
 
-    job_hours: float
+    expected_job_hours: float
     rounds: int
-    least_gain: float | None = None
+    min_improvement: float | None = None
 
     @classmethod
     def of(cls, spec: StudySpec) -> Self:
         """Return the economics of a study."""
         rounds = spec.measurement.rounds
-        return cls(spec.objective.job_hours, rounds, spec.budget.least_gain)
+        return cls(spec.objective.expected_job_hours, rounds, spec.budget.min_improvement)
 
     def cost(self, seconds: float) -> float:
         """Return the cost of a trial, as a share of the job."""
-        return seconds / (self.job_hours * _SECONDS_PER_HOUR)
+        return seconds / (self.expected_job_hours * _SECONDS_PER_HOUR)
 
     def visible(self, sigma: float) -> float:
         """Return the least difference that the confirmation can show, were its rounds separate runs."""
@@ -131,22 +131,22 @@ class TrialEconomics:
 
         At least the smallest visible gain, times the chance at which the search may end: less is noise.
         """
-        wanted = self.cost(seconds) if self.least_gain is None else self.least_gain
+        wanted = self.cost(seconds) if self.min_improvement is None else self.min_improvement
         return max(wanted, SEARCH.chance_of_more * self.visible(sigma))
 
     @property
     def cause(self) -> SearchEndCause:
         """Cause of an end by this rule."""
-        own = self.least_gain is not None
-        return SearchEndCause.LEAST_GAIN if own else SearchEndCause.NOT_WORTH_IT
+        own = self.min_improvement is not None
+        return SearchEndCause.MIN_IMPROVEMENT if own else SearchEndCause.NOT_WORTH_IT
 
     def told(self, seconds: float, sigma: float) -> str:
         """Return why the gain has to be that large, in words."""
         wanted = (
-            f"{seconds:.3g} s are {self.cost(seconds):.2g} of a job of {self.job_hours:g} hours, "
-            "objective.job_hours"
-            if self.least_gain is None
-            else f"budget.least_gain {self.least_gain:.2%}"
+            f"{seconds:.3g} s are {self.cost(seconds):.2g} of a job of "
+            f"{self.expected_job_hours:g} hours, objective.expected_job_hours"
+            if self.min_improvement is None
+            else f"budget.min_improvement {self.min_improvement:.2%}"
         )
         return f"{wanted}, noise between runs {sigma:.1%}"
 
@@ -178,7 +178,7 @@ class ExpectedGainStopping:
             (t for t in trials if t.state.is_finished() and t.number not in barred),
             key=lambda trial: (trial.datetime_complete or trial.datetime_start, trial.number),
         )
-        if self._economics.least_gain == 0:
+        if self._economics.min_improvement == 0:
             return None
         text = self._brought_little(ended, seconds, sigma)
         text = text or self._expects_little(trials, ended, seconds, sigma)
@@ -237,7 +237,7 @@ class ExpectedGainStopping:
             return ""
         rates = [value_of(trial) or 0.0 for trial in ended]
         early, best = max(rates[:-later]), max(rates)
-        each = self._economics.least_gain or self._economics.cost(seconds)
+        each = self._economics.min_improvement or self._economics.cost(seconds)
         worth = max(later * each, self._economics.visible(sigma))
         if best > early * (1 + worth):
             return ""

@@ -140,7 +140,7 @@ class Tuner:
 
     def _check_baseline(self) -> None:
         setup = self._context.setup
-        fixed = setup.facts.global_batch
+        fixed = setup.facts.global_batch_size
         if fixed and (refused := refused_global_batch(fixed, setup.launcher.ranks)):
-            raise BadInput(f"objective.global_batch: {refused}")
+            raise BadInput(f"objective.global_batch_size: {refused}")
         setup.check_baseline()

@@ -37,7 +37,7 @@ _WIDEST = 100
 _FINEST_LOSS = 0.0001
 """Least distance of losses that is told by a figure."""
 UNKNOWN = "not distinguishable from 1"
-ASSUMED = "assumed: `objective.job_hours` is at its default"
+ASSUMED = "assumed: `objective.expected_job_hours` is at its default"
 
 Form = Callable[[float, Rounding], str]
 """Text of a figure, rounded in a direction."""
@@ -266,7 +266,7 @@ def saving_facts(saving: Saving | EnergySaving, cost: Cost, *, assumed: bool) ->
     Args:
         assumed: whether the length of the job is the default.
     """
-    job = hours(saving.job_hours)
+    job = hours(saving.expected_job_hours)
     note = f"the {job} are {ASSUMED}" if assumed else ""
     if isinstance(saving, EnergySaving):
         energy, whole = saving.kilowatt_hours, kilowatt_hours(saving.whole)

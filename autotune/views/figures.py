@@ -41,7 +41,7 @@ from autotune.views.trial_figures import TrialFigures, trial_figures
 from autotune.views.trust import Evidence, Point, points
 from autotune.views.verdict_text import text_of
 from autotune.views.waiting import waiting_now
-from search_spaces.constraints import global_batch
+from search_spaces.constraints import global_batch_size
 from storage import (
     Attempts,
     AttemptState,
@@ -399,7 +399,7 @@ class _Collector:
             rounds=self._rounds,
             step=before_and_after(self._repository, self._attempts, verdict, Measure.of(spec)),
             contributions=self._contributions,
-            contribution_rounds=spec.measurement.attribution,
+            contribution_rounds=spec.measurement.ablation_rounds,
             search=self._search,
             trials=self._trials,
             losses=self._losses(),
@@ -464,9 +464,15 @@ class _Collector:
         if objective.of_energy:
             used = self._energy
             watts = used.watts[0] * used.devices if used else None
-            return EnergySaving.of(answer.speedup, watts, objective.job_hours) if watts else None
+            return (
+                EnergySaving.of(answer.speedup, watts, objective.expected_job_hours)
+                if watts
+                else None
+            )
         price = objective.price_per_device_hour
-        return Saving.of(answer.speedup, self._cost, objective.job_hours, self._world_size, price)
+        return Saving.of(
+            answer.speedup, self._cost, objective.expected_job_hours, self._world_size, price
+        )
 
     def _evidence(self) -> Evidence:
         workload = self._spec.workload
@@ -515,7 +521,7 @@ class _Collector:
 
     def _batches(self) -> tuple[BatchBest, ...]:
         """Return the best configuration of each global batch, where there are several."""
-        sizes = {global_batch(a.knobs, self._world_size) for a in self._attempts.searched()}
+        sizes = {global_batch_size(a.knobs, self._world_size) for a in self._attempts.searched()}
         if len(sizes) < 2 or not self._spec.batch_known:
             return ()
         found = best_per_batch(self._attempts, self._world_size, self._confirmed_gains())
@@ -589,7 +595,7 @@ class _Collector:
         given = workload.given
         told = [f"{k}={v}" for k, v in given.items()] if isinstance(given, dict) else given
         after = self._verdict.knobs or self._baseline
-        default = ObjectiveSpec.model_fields["job_hours"].default
+        default = ObjectiveSpec.model_fields["expected_job_hours"].default
         known, ranks = self._spec.batch_known, self._known_world_size
         return Job(
             workload=workload.label,
@@ -597,9 +603,9 @@ class _Collector:
             world_size=ranks,
             device=str(facts.get("device", "")),
             backend=str(facts.get("backend", "")),
-            batch_before=global_batch(self._baseline, ranks) if known and ranks else None,
-            batch_after=global_batch(after, ranks) if known and ranks else None,
-            hours_assumed=self._spec.objective.job_hours == default,
+            batch_before=global_batch_size(self._baseline, ranks) if known and ranks else None,
+            batch_after=global_batch_size(after, ranks) if known and ranks else None,
+            hours_assumed=self._spec.objective.expected_job_hours == default,
             run_words=workload.run_words,
         )
 

@@ -66,7 +66,7 @@ _PHASE_OF = {
     Purpose.CONFIRM: "prove",
     Purpose.REPEAT: "prove",
     Purpose.ABLATION: "explain",
-    Purpose.LONG: "explain",
+    Purpose.SOAK: "explain",
 }
 
 

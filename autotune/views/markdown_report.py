@@ -122,10 +122,10 @@ def _per_batch(figures: StudyFigures) -> ReportSection:
 
 
 def _batch_row(one: BatchBest, figures: StudyFigures) -> Row:
-    mark = " (yours)" if one.global_batch == figures.job.batch_before else ""
+    mark = " (yours)" if one.global_batch_size == figures.job.batch_before else ""
     ratio = ratio_text(one.speedup) if one.speedup else NONE
     changed = difference(one.knobs, figures.verdict.baseline_knobs)
-    first = f"{one.global_batch:,}{mark}"
+    first = f"{one.global_batch_size:,}{mark}"
     return Row((first, str(one.trial), ratio, str(one.rounds or "seen once"), changed))
 
 

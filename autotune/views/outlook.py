@@ -14,7 +14,7 @@ _SECONDS_PER_HOUR = 3600.0
 _MOST_SHOWN = 4
 """Most runs at a time that are named."""
 
-_IN_TURN = (Purpose.CONFIRM, Purpose.ABLATION, Purpose.LONG)
+_IN_TURN = (Purpose.CONFIRM, Purpose.ABLATION, Purpose.SOAK)
 """Purposes whose attempts of a round take turns in one run."""
 
 _PHASES = {
@@ -30,7 +30,7 @@ _PHASES = {
     Purpose.CONFIRM: "confirming",
     Purpose.EPOCHS: "looking at short epochs",
     Purpose.LONGEST: "looking whether the longest samples fit",
-    Purpose.LONG: "running for minutes what was chosen, and the baseline",
+    Purpose.SOAK: "running for minutes what was chosen, and the baseline",
     Purpose.ABLATION: "measuring what each knob brings",
 }
 
@@ -114,7 +114,7 @@ def _next(present: Present, spec: StudySpec, elapsed: float, slots: int) -> str:
     left = None if budget.wall_time is None else max(0.0, budget.wall_time - elapsed)
     purpose, round_ = present.last or (None, 0)
     confirms = bool(present.finalists)
-    if purpose in (Purpose.ABLATION, Purpose.LONG) or (purpose == Purpose.PROFILE and confirms):
+    if purpose in (Purpose.ABLATION, Purpose.SOAK) or (purpose == Purpose.PROFILE and confirms):
         return "the verdict"
     if not now.usual_trial:
         return "the baseline's own trial, then the search"

@@ -331,11 +331,14 @@ def _saving(figures: StudyFigures) -> str:
 
 def _job_bars(saving: Saving) -> str:
     """Return the job as it is and as it would be, to scale."""
-    left = {end: saving.job_hours - getattr(saving.hours, end) for end in ("value", "low", "high")}
-    share = {end: 100 * value / saving.job_hours for end, value in left.items()}
+    left = {
+        end: saving.expected_job_hours - getattr(saving.hours, end)
+        for end in ("value", "low", "high")
+    }
+    share = {end: 100 * value / saving.expected_job_hours for end, value in left.items()}
     return (
         '<div class="job"><span>today</span><div class="track"><div class="fill base" '
-        f'style="width:100%"></div></div><b>{hours(saving.job_hours)}</b></div>'
+        f'style="width:100%"></div></div><b>{hours(saving.expected_job_hours)}</b></div>'
         '<div class="job"><span>tuned</span><div class="track"><div class="fill rec" '
         f'style="width:{share["value"]:.2f}%"></div><div class="unsure" '
         f'style="left:{share["high"]:.2f}%;width:{share["low"] - share["high"]:.2f}%"></div></div>'

@@ -199,8 +199,8 @@ class ProgressLines:
             back = [name for name, value in attempt.knobs.items() if value != searched.get(name)]
             less = f"without {', '.join(back)}" if back else "as it is"
             return f"{'ablation':8} {round_:>3}", f"trial {trial} {less}  "
-        if purpose == Purpose.LONG:
-            return f"{'long':8} {trial:>3}", ""
+        if purpose == Purpose.SOAK:
+            return f"{'soak':8} {trial:>3}", ""
         if purpose == Purpose.FIT:
             return f"{'check':8} {trial:>3}", f"micro-batch {attempt.knobs['micro_batch']}"
         if purpose in _CHECKS:

@@ -55,8 +55,8 @@ PURPOSES = {
     "numerics": "numerics: losses against it",
     "confirm": "runs of the rounds",
     "repeat": "yours in more processes",
-    "long": "runs for minutes",
-    "attribute": "one change taken back",
+    "soak": "runs for minutes",
+    "ablation": "one change taken back",
     "profile": "profiles of a step",
     "fit": "largest micro-batch",
     "epochs": "short epochs",
@@ -224,12 +224,12 @@ def tied(one: Contribution) -> str:
 def why_no_contributions(figures: StudyFigures) -> str:
     """Return why it is not known what each change of the recommendation brings."""
     runs = {one.purpose: one for one in figures.runs}
-    if "attribute" in runs:
+    if "ablation" in runs:
         return "Not known: no variant of the winner ran in the same round as the winner itself."
     if figures.provisional:
         return "Not measured yet."
     if not figures.contribution_rounds:
-        return "Not measured: `measurement.attribution` is 0."
+        return "Not measured: `measurement.ablation_rounds` is 0."
     several = 1 + len(figures.answer.changes)
     confirmed = runs.get("confirm")
     each = confirmed.seconds / confirmed.count if confirmed else 0.0

@@ -31,7 +31,7 @@ _OPENED_BY = {
     SearchEndCause.TRIALS: "budget.trials",
     SearchEndCause.DEVICE_HOURS: "budget.device_hours",
     SearchEndCause.WALL_TIME: "budget.wall_time",
-    SearchEndCause.LEAST_GAIN: "budget.least_gain",
+    SearchEndCause.MIN_IMPROVEMENT: "budget.min_improvement",
 }
 """Setting that a search would go on with, for each limit that ends one."""
 _OFTEN_DISTURBED = 0.1
@@ -255,7 +255,9 @@ def _batch(known: Evidence) -> Point | None:
     if change is None:
         return None
     text = f"From {change.before} to {change.after}: the learning rate has to be adjusted."
-    return Point(Trust.CARE, "global_batch", "Another global batch", text, "objective.global_batch")
+    return Point(
+        Trust.CARE, "global_batch_size", "Another global batch", text, "objective.global_batch_size"
+    )
 
 
 def _unchecked(known: Evidence) -> Point | None:
@@ -299,7 +301,7 @@ def _which_change(known: Evidence) -> Point | None:
     if len(unknown) < len(known.contributions):
         title = "What some changes bring"
         text = f"{', '.join(unknown)}: alone not distinguishable from no gain."
-    return Point(Trust.OPEN, "attribution", title, text, "measurement.attribution")
+    return Point(Trust.OPEN, "ablation", title, text, "measurement.ablation_rounds")
 
 
 def _more_trials(known: Evidence) -> Point | None:

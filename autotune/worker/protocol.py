@@ -151,7 +151,7 @@ class Script:
     changes: tuple[str, ...] = ()
     """Names of knobs that act on the script from outside; it sets all others itself."""
     baseline: dict[str, Any] = field(default_factory=dict)
-    """Values of `changes` in the baseline, and of loader_workers."""
+    """Values of `changes` in the baseline, and of num_workers."""
     constructed: dict[str, Any] = field(default_factory=dict)
     """Arguments with which it constructs objects of a framework: `Class(argument)` -> value."""
     samples: int = 0

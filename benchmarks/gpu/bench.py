@@ -95,7 +95,7 @@ GPU = Scale(
     values=None,
     most_micro_batch=4096,
     table=48,
-    study={"budget": {"trials": 25}, "measurement": {"warmup": "3s", "longest": "4s"}},
+    study={"budget": {"trials": 25}, "measurement": {"warmup": "3s", "max_measure_time": "4s"}},
 )
 _SMALL = {"layers": 1, "d_model": 16, "heads": 2, "length": 16}
 REHEARSAL = Scale(
@@ -129,10 +129,10 @@ REHEARSAL = Scale(
             "block_seconds": 0.01,
             "min_steps": 2,
             "warmup": 0.01,
-            "longest": 0.02,
+            "max_measure_time": 0.02,
             "finalists": 1,
             "rounds": 2,
-            "attribution": 0,
+            "ablation_rounds": 0,
             "baseline_runs": 1,
         },
     },

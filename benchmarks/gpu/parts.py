@@ -305,7 +305,7 @@ def settings_of(bench: Bench, name: str, example: str) -> dict[str, Any]:
     settings["resources"] = {"workers": 1, "gpus_per_worker": resources.gpus_per_worker}
     settings["baseline"]["micro_batch"] = bench.scale.works[name].knobs["micro_batch"]
     settings["baseline"].pop("accumulation_steps", None)
-    settings["objective"] = {**settings.get("objective", {}), "global_batch": "free"}
+    settings["objective"] = {**settings.get("objective", {}), "global_batch_size": "free"}
     settings["measurement"] = bench.scale.study["measurement"]
     # Finalists, the gate and what each knob brings come on top of the search.
     settings["budget"] = {**bench.scale.study["budget"], "wall_time": max(30.0, 0.5 * bench.left())}

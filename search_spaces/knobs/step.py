@@ -33,7 +33,7 @@ def _samples_of_rank(value: int, knobs: Knobs) -> Fields:
 
 def _samples_of_all(_: object, knobs: Knobs) -> Fields | None:
     """Return the batch over all ranks and micro-batches, where both of its knobs are known."""
-    batch = knobs["global_batch"]
+    batch = knobs["global_batch_size"]
     return None if batch is None else {"training.global_batch_size": batch}
 
 
@@ -249,7 +249,7 @@ KNOBS = (
         exports={},
     ),
     Knob(
-        name="loader_workers",
+        name="num_workers",
         changes=frozenset({DATA}),
         domain=Range(0, 256),
         default=0,

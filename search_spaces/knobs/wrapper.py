@@ -33,7 +33,7 @@ _DDP_BUCKET = 25
 _LIGHTNING_DDP = "strategy.init_args"
 _DEEPSPEED_SENDS = "communication_data_type"
 _DEEPSPEED_FORMATS = {"none": "fp32", "fp16": "fp16", "bf16": "bf16"}
-_DEEPSPEED_STAGES = {"ddp": 0, "none": 0, "zero1": 1, "fsdp_keep": 2, "fsdp": 3}
+_DEEPSPEED_STAGES = {"ddp": 0, "none": 0, "zero1": 1, "fsdp_no_reshard": 2, "fsdp": 3}
 _DEEPSPEED_BYTES = {"bf16": 2, "fp16": 2}
 """Bytes of an element of the gradients, by the precision in which DeepSpeed computes; else 4."""
 _MIB = 1 << 20
@@ -85,10 +85,10 @@ def _accelerate_sharding(*, reshard: bool) -> Fields:
 def _torchtitan_ranks(value: str, knobs: Knobs) -> Fields | None:
     """Return how many ranks hold copies, and how many share one."""
     ranks = knobs["world_size"]
-    degrees = {"none": (1, 1), "ddp": (ranks, 1), "fsdp": (1, ranks), "fsdp_keep": (1, ranks)}
+    degrees = {"none": (1, 1), "ddp": (ranks, 1), "fsdp": (1, ranks), "fsdp_no_reshard": (1, ranks)}
     if value not in degrees:
         return None
-    reshards = {"fsdp": "always", "fsdp_keep": "never"}.get(value)
+    reshards = {"fsdp": "always", "fsdp_no_reshard": "never"}.get(value)
     replicas, shards = degrees[value]
     return {
         "parallelism.data_parallel_replicate_degree": replicas,
@@ -99,7 +99,7 @@ def _torchtitan_ranks(value: str, knobs: Knobs) -> Fields | None:
 
 def _shards_weights(knobs: Knobs) -> bool:
     """Return whether DeepSpeed shards weights, or gradients, for this parallelism."""
-    return knobs["parallelism"] in ("fsdp", "fsdp_keep")
+    return knobs["parallelism"] in ("fsdp", "fsdp_no_reshard")
 
 
 def _summed_by_accelerate(knobs: Knobs) -> str:
@@ -271,14 +271,14 @@ KNOBS = (
     Knob(
         name="parallelism",
         changes=frozenset({NUMBERS, STATISTICS}),
-        domain=Choice(("ddp", "none", "data_parallel", "zero1", "fsdp", "fsdp_keep", "hsdp")),
+        domain=Choice(("ddp", "none", "data_parallel", "zero1", "fsdp", "fsdp_no_reshard", "hsdp")),
         default="ddp",
         summary="what ranks share: nothing (ddp), optimizer state (zero1), parameters as well (FSDP2); "
         "none: the bare model of a single rank; data_parallel: one process drives all devices of a "
         "node, on the CPU all its processors",
         acts_on=WRAPPER,
         target=ANY_WORKLOAD,
-        inject=Via(SHARDING, values=("ddp", "fsdp", "fsdp_keep", "hsdp")),
+        inject=Via(SHARDING, values=("ddp", "fsdp", "fsdp_no_reshard", "hsdp")),
         applied="DistributedDataParallel, DataParallel, ZeroRedundancyOptimizer, fully_shard of blocks "
         "and model",
         source="Li et al. 2020, PyTorch Distributed (VLDB); Rajbhandari et al. 2020, ZeRO; Zhao et al. "
@@ -299,7 +299,7 @@ KNOBS = (
                     "ddp": {},
                     "none": {},
                     "fsdp": _hf_sharding(reshard=True),
-                    "fsdp_keep": _hf_sharding(reshard=False),
+                    "fsdp_no_reshard": _hf_sharding(reshard=False),
                 }
             ),
             "accelerate": one_of(
@@ -307,7 +307,7 @@ KNOBS = (
                     "ddp": {},
                     "none": {},
                     "fsdp": _accelerate_sharding(reshard=True),
-                    "fsdp_keep": _accelerate_sharding(reshard=False),
+                    "fsdp_no_reshard": _accelerate_sharding(reshard=False),
                 }
             ),
             "lightning": one_of({"ddp": {"strategy": "ddp"}, "none": {"strategy": "auto"}}),

@@ -27,7 +27,7 @@ def _start(tiny: StudyFolder) -> None:
         search_space=SPACE,
         baseline={"micro_batch": 2, "log_interval": 1},
         budget={"trials": 5},
-        measurement=quick_measurement(rounds=5, attribution=2),
+        measurement=quick_measurement(rounds=5, ablation_rounds=2),
     )
     found = tiny.run("start", "study.yaml", "--foreground")
     assert found.returncode == 0, found.stdout + found.stderr
@@ -93,11 +93,11 @@ def test_the_search_ends_when_another_trial_is_not_worth_it(tiny: StudyFolder) -
     tiny.write(
         sampler="model",
         search_space={"micro_batch": [1, 2, 4, 8], "log_interval": [1, 5, 10]},
-        budget={"trials": 12, "least_gain": 0.9},
+        budget={"trials": 12, "min_improvement": 0.9},
     )
     found = tiny.run("start", "study.yaml", "--foreground")
     assert found.returncode == 0, found.stdout + found.stderr
     assert 6 <= len(tiny.attempts(Purpose.SEARCH)) < 12  # no sooner, and not never
     assert "The search ends: another trial is expected to bring" in found.stdout
-    assert "(budget.least_gain 90.00%, noise between runs" in found.stdout
+    assert "(budget.min_improvement 90.00%, noise between runs" in found.stdout
     assert "The model takes" in tiny.run("logs", tiny.name).stdout

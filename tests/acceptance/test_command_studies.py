@@ -36,7 +36,7 @@ def write(tiny: StudyFolder, **changes: object) -> None:
         "search_space": {"micro_batch": [4, 64]},
         "knobs": {"pause": {"values": [0.01, 0.02], "numerics": False}},
         "baseline": {"micro_batch": 4, "pause": 0.02},
-        "objective": {"global_batch": "free"},
+        "objective": {"global_batch_size": "free"},
     }
     tiny.write(**{**fields, **changes})
 
@@ -52,7 +52,7 @@ def test_doctor_runs_the_command_with_each_knob(tiny: StudyFolder) -> None:
 
 @pytest.mark.errand
 def test_a_command_is_tuned_and_run(tiny: StudyFolder) -> None:
-    write(tiny, budget={"trials": 4, "least_gain": 0}, measurement=quick_measurement(rounds=4))
+    write(tiny, budget={"trials": 4, "min_improvement": 0}, measurement=quick_measurement(rounds=4))
     found = tiny.run("start", "study.yaml", "--foreground")
     assert found.returncode == 0, found.stdout + found.stderr
     for attempt in tiny.attempts(Purpose.SEARCH):
@@ -83,14 +83,14 @@ def test_what_may_change_the_loss_is_refused(tiny: StudyFolder) -> None:
         search_space={},
         baseline={"micro_batch": 4, "pause": 0.02},
         knobs={"pause": {"values": [0.01, 0.02]}},
-        budget={"trials": 2, "least_gain": 0},
+        budget={"trials": 2, "min_improvement": 0},
         measurement=quick_measurement(rounds=2),
     )
     found = tiny.run("start", "study.yaml", "--foreground")
     assert found.returncode == 0, found.stdout + found.stderr
     told = tiny.ask("report", tiny.name, "--storage", tiny.url).stdout
     assert "the loss of a command is not seen" in told
-    assert "unchecked_numerics: allow would recommend it" in told
+    assert "unverified_numerics: allow would recommend it" in told
     assert yaml.safe_load((tiny.folder / "best.yaml").read_text())["knobs"]["pause"] == 0.02
 
 
@@ -101,7 +101,7 @@ def write_example(tiny: StudyFolder, **changes: object) -> dict[str, str]:
     study = yaml.safe_load((EXAMPLES / "spawned.yaml").read_text())
     sections = ("workload", "search_space", "baseline", "resources")
     kept: dict[str, object] = {name: study[name] for name in sections}
-    tiny.write(**{**kept, "objective": {"global_batch": "keep"}, **changes})
+    tiny.write(**{**kept, "objective": {"global_batch_size": "fixed"}, **changes})
     return {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
 
 
@@ -109,7 +109,7 @@ def write_example(tiny: StudyFolder, **changes: object) -> dict[str, str]:
 def test_the_example_runs(tiny: StudyFolder) -> None:
     """It starts two ranks by itself."""
     path = write_example(
-        tiny, search_space={"micro_batch": [8, 32]}, objective={"global_batch": "free"}
+        tiny, search_space={"micro_batch": [8, 32]}, objective={"global_batch_size": "free"}
     )
     told = tiny.run("doctor", "study.yaml", "--storage", tiny.url, env=path).stdout
     assert "ok    baseline" in told, told
@@ -118,7 +118,7 @@ def test_the_example_runs(tiny: StudyFolder) -> None:
 
 @pytest.mark.errand
 def test_the_example_is_tuned(tiny: StudyFolder) -> None:
-    path = write_example(tiny, budget={"trials": 3, "least_gain": 0})
+    path = write_example(tiny, budget={"trials": 3, "min_improvement": 0})
     found = tiny.run("start", "study.yaml", "--foreground", env=path)
     assert found.returncode == 0, found.stdout + found.stderr
     tiny.assert_complete(trials=3)
@@ -156,7 +156,7 @@ def test_a_field_of_a_file_that_a_command_is_given(tiny: StudyFolder) -> None:
         },
         search_space={"micro_batch": [4, 64]},
         baseline={},
-        objective={"global_batch": "free"},
+        objective={"global_batch_size": "free"},
     )
     told = tiny.ask("doctor", "study.yaml", "--storage", tiny.url).stdout
     assert "ok    knob micro_batch: 64 runs, by --config::train.batch" in told, told

@@ -397,7 +397,7 @@ def in_turn(attempts: list[StoredAttempt], members: set[int]) -> bool:
 @pytest.mark.errand
 def test_detach_stop_resume(tiny: StudyFolder) -> None:
     slower = {"name": "tiny:build", "args": {"sleep": 0.05}}
-    tiny.write(resources=ONE_RANK, workload=slower, budget={"trials": 2, "least_gain": 0})
+    tiny.write(resources=ONE_RANK, workload=slower, budget={"trials": 2, "min_improvement": 0})
     detached = tiny.run("start", "study.yaml", "--detach")
     assert detached.returncode == 0
     assert "autotune watch tiny" in detached.stdout
@@ -437,7 +437,7 @@ def test_a_stop_is_carried_out_though_a_resume_follows_at_once(tiny: StudyFolder
         resources=ONE_RANK,
         workload={"name": "tiny:build", "args": hanging},
         search_space={"micro_batch": [2, 8]},
-        measurement=quick_measurement(step_deadline=10),
+        measurement=quick_measurement(step_timeout=10),
         budget={"trials": 2},
     )
     tiny.run("start", "study.yaml", "--detach")

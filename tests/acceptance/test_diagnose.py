@@ -24,7 +24,7 @@ def diagnosed(folder: Path, factory: str, args: dict, baseline: dict) -> dict:
 @pytest.mark.parametrize(
     ("planted", "baseline", "named", "answer"),
     [
-        pytest.param("loader", {}, "loader", "loader_workers", marks=pytest.mark.errand),
+        pytest.param("loader", {}, "loader", "num_workers", marks=pytest.mark.errand),
         ("buckets", {"bucket_cap_mb": 0.01}, "communication", "bucket_cap_mb"),
         pytest.param(
             "reading",
@@ -67,7 +67,7 @@ def test_a_diagnosis_can_be_read(tmp_path: Path) -> None:
         search_space={"micro_batch": [1, 2]},
         objective={
             "metric": "samples_per_joule",
-            "global_batch": "free",
+            "global_batch_size": "free",
         },  # time is told all the same
     )
     done = autotune("diagnose", "study.yaml", cwd=tmp_path, check=True)
@@ -76,7 +76,7 @@ def test_a_diagnosis_can_be_read(tmp_path: Path) -> None:
         r"Throughput of the baseline: [\d.,]+ samples/s; \d\.\d\dx with twice", throughput
     )
     assert first.startswith("1. loader, ")
-    assert "loader_workers" in knobs
+    assert "num_workers" in knobs
     assert "*" not in done.stdout
     named = {name for line in done.stdout.splitlines() if "Knobs" in line for name in line.split()}
     assert not {"attention,", "qkv_streams,", "loss_chunks,", "channels_last,"} & named

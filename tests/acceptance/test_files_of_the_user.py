@@ -90,7 +90,7 @@ def test_files_after_init_doctor_and_start_are_as_before(folder: Path, how: str)
     text = study.read_text()
     assert "It writes" not in text
     short = yaml.safe_load(text) | {
-        "search_space": {"loader_workers": [0, 1]},
+        "search_space": {"num_workers": [0, 1]},
         "budget": {"trials": 1},
         "measurement": quick_measurement(),
     }

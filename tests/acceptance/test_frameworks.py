@@ -20,7 +20,7 @@ def write(tiny: StudyFolder, name: str, **changes: Any) -> dict[str, Any]:
     study: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
     sections = ("workload", "search_space", "baseline")
     told = {key: study.get(key, {}) for key in sections}
-    tiny.write(**{**told, "objective": {"global_batch": "keep"}, **changes})
+    tiny.write(**{**told, "objective": {"global_batch_size": "fixed"}, **changes})
     return study
 
 
@@ -33,8 +33,8 @@ def test_a_framework_is_tuned_and_left_as_it_is(tiny: StudyFolder, name: str) ->
     study = write(
         tiny,
         name,
-        budget={"trials": TRIALS, "least_gain": 0},
-        measurement=quick_measurement(longest=0.5, startup_deadline=300, step_deadline=120),
+        budget={"trials": TRIALS, "min_improvement": 0},
+        measurement=quick_measurement(max_measure_time=0.5, startup_timeout=300, step_timeout=120),
     )
     found = tiny.run("start", "study.yaml", "--foreground", timeout=1200)
     assert found.returncode == 0, found.stdout + found.stderr

@@ -85,7 +85,7 @@ def test_knobs_that_act_on_the_model_are_offered_to_a_plain_script(folder: Study
 @pytest.mark.errand
 def test_the_study_that_comes_of_it_runs(folder: StudyFolder) -> None:
     study = written(folder, "torchrun --nproc-per-node 2 plain_ddp.py --epochs 100000")
-    short = {**study, "budget": {"trials": 2}, "measurement": quick_measurement(attribution=0)}
+    short = {**study, "budget": {"trials": 2}, "measurement": quick_measurement(ablation_rounds=0)}
     (folder.folder / "study.yaml").write_text(yaml.safe_dump(short))
     found = folder.run("start", "study.yaml", "--foreground", "--storage", folder.url)
     assert re.search(r" round +2 ", found.stdout), found.stdout + found.stderr
@@ -98,14 +98,14 @@ def test_settings_that_no_parser_knows(folder: StudyFolder) -> None:
         "micro_batch": "--batch_size=",
         "accumulation_steps": "--gradient_accumulation_steps=",
     }
-    assert study["workload"]["over_all_ranks"] == ["accumulation_steps"]
+    assert study["workload"]["global_flags"] == ["accumulation_steps"]
     assert study["workload"]["samples"] == 8 * 4
     assert study["baseline"]["accumulation_steps"] == 4
-    assert "loader_workers" not in study["search_space"]
+    assert "num_workers" not in study["search_space"]
     told = folder.ask("doctor", "study.yaml", "--storage", folder.url).stdout
     assert "ok    knob accumulation_steps: 1 " in told, told
     largest = {**study, "search_space": {"micro_batch": ["max"]}}
-    largest["objective"] = {"global_batch": "free"}
+    largest["objective"] = {"global_batch_size": "free"}
     (folder.folder / "study.yaml").write_text(yaml.safe_dump(largest))
     told = folder.ask("doctor", "study.yaml", "--storage", folder.url).stdout
     assert "ok    knob micro_batch: not tried: max is looked for" in told, told
@@ -139,7 +139,7 @@ def test_click_streams_and_two_models(folder: StudyFolder) -> None:
     study = written(folder, "python clicked.py --bs 4")
     assert study["workload"]["flags"] == {"micro_batch": "--bs"}
     assert (study["baseline"]["micro_batch"], study["baseline"]["accumulation_steps"]) == (4, 1)
-    assert study["search_space"].keys() >= {"loader_workers", "optimizer_kernels"}
+    assert study["search_space"].keys() >= {"num_workers", "optimizer_kernels"}
 
 
 @pytest.mark.errand
@@ -332,7 +332,7 @@ def test_study_of_a_script_that_accumulates_by_itself_runs(folder: StudyFolder) 
         **study,
         "search_space": {"micro_batch": [4, 8, 16]},
         "budget": {"trials": 3},
-        "measurement": quick_measurement(attribution=0),
+        "measurement": quick_measurement(ablation_rounds=0),
     }
     (folder.folder / "study.yaml").write_text(yaml.safe_dump(short))
     found = folder.run("start", "study.yaml", "--foreground", "--storage", folder.url)
@@ -384,7 +384,7 @@ def test_two_loaders_are_turned_in_proportion(folder: StudyFolder) -> None:
     assert study["baseline"]["micro_batch"] == 16
     free = {
         **study,
-        "objective": {"global_batch": "free"},
+        "objective": {"global_batch_size": "free"},
         "search_space": {"micro_batch": [8, 16]},
     }
     (folder.folder / "study.yaml").write_text(yaml.safe_dump(free))
@@ -465,7 +465,7 @@ def test_options_of_the_script_are_tuned_and_given_to_the_job(folder: StudyFolde
         **study,
         "search_space": {"optimizer_kernels": ["default", "fused"]},
         "budget": {"trials": 2},
-        "measurement": quick_measurement(attribution=0),
+        "measurement": quick_measurement(ablation_rounds=0),
     }
     (folder.folder / "study.yaml").write_text(yaml.safe_dump(short))
     told = folder.ask("doctor", "study.yaml", "--storage", folder.url).stdout
@@ -558,7 +558,7 @@ def test_steps_of_a_script_whose_batch_is_not_seen_are_counted(folder: StudyFold
     assert study["objective"] == {"metric": "steps_per_second"}
     assert "samples" not in study["workload"]
     assert "micro_batch" not in {**study["baseline"], **study["search_space"]}
-    short = {**study, "budget": {"trials": 4}, "measurement": quick_measurement(attribution=0)}
+    short = {**study, "budget": {"trials": 4}, "measurement": quick_measurement(ablation_rounds=0)}
     (folder.folder / "study.yaml").write_text(yaml.safe_dump(short))
     found = folder.run("start", "study.yaml", "--foreground", "--storage", folder.url)
     assert found.returncode == 0, found.stdout + found.stderr
@@ -569,7 +569,7 @@ def test_steps_of_a_script_whose_batch_is_not_seen_are_counted(folder: StudyFold
 def test_limit_of_a_start_is_written_into_the_study(folder: StudyFolder) -> None:
     found = folder.run("init", "--startup-timeout", "20m", "--", "python", "clicked.py")
     assert found.returncode == 0, found.stderr
-    assert load(folder.folder / "study.yaml").measurement.startup_deadline == 1200
+    assert load(folder.folder / "study.yaml").measurement.startup_timeout == 1200
 
 
 @pytest.mark.errand
@@ -583,10 +583,10 @@ def test_script_that_spawns_its_ranks_is_tuned_with_them(folder: StudyFolder) ->
         "is_module": False,
         "flags": {},
         "turned": {},
-        "changes": ["gradient_as_bucket_view", "loader_workers"],
+        "changes": ["gradient_as_bucket_view", "num_workers"],
         "launch": study["workload"]["launch"],
     }
-    knobs = {**defaults(), "loader_workers": 1, "gradient_as_bucket_view": True}
+    knobs = {**defaults(), "num_workers": 1, "gradient_as_bucket_view": True}
     content = {"format": 1, "knobs": knobs, "world_size": 2, "throughput": {}, "speedup": None}
     content |= {"script": best, "provenance": {}}
     (folder.folder / "best.yaml").write_text(yaml.safe_dump(content))

@@ -21,7 +21,7 @@ def asking_for_max(tiny: StudyFolder, fits: int, **changes: object) -> None:
             "baseline": {"micro_batch": 8, "log_interval": 1},
             "resources": LIMITED,
             "budget": {"trials": 3},
-            "measurement": quick_measurement(rounds=2, attribution=0),
+            "measurement": quick_measurement(rounds=2, ablation_rounds=0),
             **changes,
         }
     )

@@ -17,7 +17,7 @@ def test_ddp_and_one_process_compete_over_the_same_samples(tmp_path: Path) -> No
             search_space={"parallelism": ["ddp", "data_parallel"], "log_interval": [10, 50]},
             baseline={"micro_batch": 8, "log_interval": 10, "parallelism": "data_parallel"},
             budget={"trials": 4},
-            measurement=quick_measurement(rounds=3, attribution=0),
+            measurement=quick_measurement(rounds=3, ablation_rounds=0),
         )
         found = tiny.run("start", "study.yaml", "--foreground", timeout=400)
         assert found.returncode == 0, found.stdout + found.stderr

@@ -127,7 +127,7 @@ def test_table_and_origin_are_two_files(folder: Path) -> None:
 
 @pytest.mark.parametrize("objective", [{"metric": "samples_per_joule"}, {"power_limit": 100.0}])
 def test_study_of_energy_or_power_is_not_recorded(folder: Path, objective: dict) -> None:
-    write_study(folder, search_space=SPACE, objective={**objective, "global_batch": "free"})
+    write_study(folder, search_space=SPACE, objective={**objective, "global_batch_size": "free"})
     done = ask("record", "study.yaml", "-o", "t.csv", cwd=folder)
     assert done.returncode == 2
     assert "a table tells no energy" in done.stderr

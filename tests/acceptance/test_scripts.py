@@ -33,27 +33,27 @@ def test_doctor_says_knob_by_knob_what_takes_effect(tiny: StudyFolder) -> None:
         "flags": {
             "micro_batch": "--batch",
             "accumulation_steps": "--accumulate",
-            "loader_workers": "--workers",
+            "num_workers": "--workers",
         },
     }
     space = {
         "micro_batch": [4, 8],
         "accumulation_steps": [1, 2],
         "bucket_cap_mb": [5, 25],
-        "loader_workers": [0, 1],
+        "num_workers": [0, 1],
         "gradient_compression": ["none", "fp16"],
     }
     write(
         tiny,
         script,
         search_space=space,
-        baseline={"accumulation_steps": 1, "loader_workers": 0},
-        objective={"global_batch": "free"},
+        baseline={"accumulation_steps": 1, "num_workers": 0},
+        objective={"global_batch_size": "free"},
         env={"TOLD": str(tiny.folder / "told")},
     )
     told = tiny.ask("doctor", "study.yaml", "--storage", tiny.url).stdout
     assert "ok    knob micro_batch: 8 takes effect, by --batch" in told
-    assert "knob loader_workers: 1 runs, by --workers; whether the script heeds it is not" in told
+    assert "knob num_workers: 1 runs, by --workers; whether the script heeds it is not" in told
     assert "ok    knob bucket_cap_mb: 5 takes effect, from outside" in told
     assert "ok    knob gradient_compression: fp16 takes effect, from outside" in told
     assert "fail  knob accumulation_steps: 2: " in told
@@ -69,7 +69,7 @@ def test_a_file_that_nobody_reads_is_told(tiny: StudyFolder) -> None:
         {**OURS, "flags": {"micro_batch": "train.yaml::batch"}},
         search_space={"micro_batch": [4, 8]},
         baseline={},
-        objective={"global_batch": "free"},
+        objective={"global_batch_size": "free"},
         knobs={"lr": {"values": [0.5, 1.0], "flag": "train.yaml::lr"}},
     )
     told = tiny.ask("doctor", "study.yaml", "--storage", tiny.url).stdout
@@ -102,13 +102,13 @@ def test_doctor_says_which_knob_has_every_step_compiled(tiny: StudyFolder) -> No
     tiny.write(
         workload={"script": script.name},
         resources={"workers": 1},
-        search_space={"loader_workers": [0, 1]},
+        search_space={"num_workers": [0, 1]},
         baseline={"micro_batch": 32},
         knobs={"ragged": {"values": [False, True], "flag": "--ragged"}},
     )
     told = tiny.ask("doctor", "study.yaml", "--storage", tiny.url).stdout
     assert "ok    baseline" in told, "the first steps compile, too"
-    assert "ok    knob loader_workers" in told
+    assert "ok    knob num_workers" in told
     assert "warn  knob ragged: true: torch.compile has compiled anew in each of the last 3" in told
 
 
@@ -121,9 +121,9 @@ def test_a_script_is_tuned_and_left_as_it_is(tiny: StudyFolder) -> None:
         OURS,
         search_space=space,
         baseline={"accumulation_steps": 1},
-        objective={"global_batch": "free"},
-        budget={"trials": 4, "least_gain": 0},
-        measurement=quick_measurement(longest=1.0, rounds=4),
+        objective={"global_batch_size": "free"},
+        budget={"trials": 4, "min_improvement": 0},
+        measurement=quick_measurement(max_measure_time=1.0, rounds=4),
     )
     found = tiny.run("start", "study.yaml", "--foreground")
     assert found.returncode == 0, found.stdout + found.stderr
@@ -146,7 +146,7 @@ def with_own_knobs(tiny: StudyFolder, **changes: object) -> None:
         {"script": "shared_batch.py", "args": ["--mode", "slow"], "samples": 8},
         search_space={},
         baseline={},
-        objective={"global_batch": "keep"},
+        objective={"global_batch_size": "fixed"},
         knobs={
             "tensor_parallel": {"values": [1, 2, 4], "flag": "--tensor-parallel", "default": 1},
             "mode": {"values": ["slow", "fast"], "flag": "--mode", "numerics": False},
@@ -170,8 +170,8 @@ def test_doctor_tries_knobs_of_ones_own(tiny: StudyFolder) -> None:
 def test_knobs_of_ones_own_are_tuned(tiny: StudyFolder) -> None:
     with_own_knobs(
         tiny,
-        budget={"trials": 6, "least_gain": 0},
-        measurement=quick_measurement(longest=1.0, rounds=4),
+        budget={"trials": 6, "min_improvement": 0},
+        measurement=quick_measurement(max_measure_time=1.0, rounds=4),
     )
     found = tiny.run("start", "study.yaml", "--foreground")
     assert found.returncode == 0, found.stdout + found.stderr

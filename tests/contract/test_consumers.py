@@ -25,7 +25,7 @@ TUNED = {
     "bucket_cap_mb": 5,
     "static_graph": True,
     "gradient_as_bucket_view": True,
-    "loader_workers": 2,
+    "num_workers": 2,
     "prefetch_factor": 4,
     "log_interval": 50,
 }
@@ -76,7 +76,7 @@ def test_training_arguments_at_their_plainest_are_those_of_pytorch(tmp_path: Pat
 
 
 def test_training_arguments_of_fsdp_compilation_and_checkpoints(tmp_path: Path) -> None:
-    sharded = {"parallelism": "fsdp_keep", "activation_checkpointing": 1}
+    sharded = {"parallelism": "fsdp_no_reshard", "activation_checkpointing": 1}
     found = training(tmp_path, sharded)
     assert found.fsdp
     assert found.fsdp_plugin_args["fsdp_version"] == 2
@@ -123,7 +123,7 @@ def test_accelerate_launch_on_gpus(tmp_path: Path) -> None:
 
 
 def test_accelerate_launch_of_shards(tmp_path: Path) -> None:
-    knobs = {"parallelism": "fsdp_keep", "activation_checkpointing": 1}
+    knobs = {"parallelism": "fsdp_no_reshard", "activation_checkpointing": 1}
     _, environment = launched(written(tmp_path, "accelerate", knobs, provenance=ON_GPU))
     assert environment["ACCELERATE_USE_FSDP"] == "true"
     assert environment["FSDP_VERSION"] == "2"

@@ -93,7 +93,7 @@ def test_zero1_shares_out_the_state_of_the_optimizer(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("value", "gathered"), [("fsdp", False), ("fsdp_keep", True)])
+@pytest.mark.parametrize(("value", "gathered"), [("fsdp", False), ("fsdp_no_reshard", True)])
 def test_fsdp_shares_out_everything(
     slot: Slot, tmp_path: Path, plain: list[dict[str, Any]], value: str, gathered: bool
 ) -> None:

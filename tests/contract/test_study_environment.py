@@ -146,7 +146,7 @@ def test_a_cache_that_the_user_has_already_is_used(
 
 
 def test_a_trial_that_compiles_has_longer_to_start_and_for_its_steps(tmp_path: Path) -> None:
-    spec = StudySpec.model_validate({**STUDY, "measurement": {"startup_deadline": 100}})
+    spec = StudySpec.model_validate({**STUDY, "measurement": {"startup_timeout": 100}})
     with ReplayLauncher(lambda _: Answer(rate=100.0)) as launcher:
         setup = StudySetup(spec, launcher)
         timeouts = [

@@ -108,7 +108,7 @@ def test_a_trajectory_tells_the_gradients_norm_before_it_is_clipped(
         (True, {"precision": "fp16"}, "precision=fp16 acts on the optimizer"),
         (True, {"optimizer_kernels": "foreach"}, "optimizer_kernels=foreach acts on the optimizer"),
         (False, {"gradient_compression": "one_bit"}, "one_bit takes the place of one optimizer"),
-        (False, {"loader_workers": 1}, "loader_workers=1: the workload makes its batches itself"),
+        (False, {"num_workers": 1}, "num_workers=1: the workload makes its batches itself"),
     ],
 )
 def test_a_knob_that_cannot_act_is_refused_by_name(

@@ -66,7 +66,7 @@ def batch_space() -> Space:
     return Space(
         {"micro_batch": [1, 2, 4, 8], "accumulation_steps": [1, 2, 4, 8]},
         {**defaults(), "micro_batch": 8, "accumulation_steps": 1},
-        Facts(device="cpu", world_size=2, capability=None, global_batch=16),
+        Facts(device="cpu", world_size=2, capability=None, global_batch_size=16),
     )
 
 

@@ -26,13 +26,13 @@ MEASUREMENT = {
     "block_seconds": 1.0,
     "min_steps": 2,
     "warmup": 1.0,
-    "longest": 5.0,
+    "max_measure_time": 5.0,
     "baseline_runs": 1,
     "finalists": 2,
     "rounds": 3,
-    "attribution": 0,
-    "startup_deadline": 60,
-    "step_deadline": 20,
+    "ablation_rounds": 0,
+    "startup_timeout": 60,
+    "step_timeout": 20,
 }
 
 

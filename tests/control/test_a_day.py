@@ -25,7 +25,7 @@ STUDIES = 10
 """Of each user."""
 TRIALS = 2
 SHORT: dict[str, Any] = {
-    "budget": {"trials": TRIALS, "least_gain": 0},
+    "budget": {"trials": TRIALS, "min_improvement": 0},
     "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 1},
 }
 DEVICES = {"alice": "0", "bob": "1"}

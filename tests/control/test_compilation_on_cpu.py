@@ -38,8 +38,8 @@ def run(played: Replayed, wall_time: int, seed: int = 0) -> dict[str, Any]:
         search_space=SPACE,
         baseline=BASELINE,
         sampler="model",
-        objective={"global_batch": "free"},
-        measurement={"warmup": 10.0, "longest": 20.0, "rounds": 10, "baseline_runs": 3},
+        objective={"global_batch_size": "free"},
+        measurement={"warmup": 10.0, "max_measure_time": 20.0, "rounds": 10, "baseline_runs": 3},
         budget={"trials": None, "wall_time": f"{wall_time}s"},
     )
 
@@ -98,11 +98,11 @@ def in_four_knobs(
             "precision": ["fp32", "bf16"],
             "compile": ["none", "default"],
             "freeze_gc": [False, True],
-            "loader_workers": [0, 1, 2],
+            "num_workers": [0, 1, 2],
         },
         baseline={"micro_batch": 4, "accumulation_steps": 1},
         sampler="model",
-        measurement={"warmup": 20.0, "longest": 30.0, "rounds": 10, "baseline_runs": 3},
+        measurement={"warmup": 20.0, "max_measure_time": 30.0, "rounds": 10, "baseline_runs": 3},
         budget={"trials": None, "wall_time": f"{wall_time}s"},
     )
 

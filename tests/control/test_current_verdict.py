@@ -36,8 +36,8 @@ from tests.support.steering import ask
 SPACE = {"micro_batch": [1, 2, 4, 8, 16], "precision": ["fp32", "bf16"]}
 WHOLE = {
     "search_space": SPACE,
-    "budget": {"trials": 8, "least_gain": 0},
-    "measurement": {"finalists": 2, "rounds": 4, "attribution": 1, "baseline_runs": 2},
+    "budget": {"trials": 8, "min_improvement": 0},
+    "measurement": {"finalists": 2, "rounds": 4, "ablation_rounds": 1, "baseline_runs": 2},
 }
 
 
@@ -287,10 +287,10 @@ def test_an_end_while_it_is_exported_is_what_stays(
 def test_an_earlier_verdict_stands_when_the_study_goes_on(
     played: Replayed, stopped: Interrupted
 ) -> None:
-    before = played.on(PLAIN).run(budget={"trials": 4, "least_gain": 0})
+    before = played.on(PLAIN).run(budget={"trials": 4, "min_improvement": 0})
     stopped.behaviour = PLAIN
     stopped.stops_at = 2
-    played.submit(budget={"trials": 9, "least_gain": 0})
+    played.submit(budget={"trials": 9, "min_improvement": 0})
     stopped.serve()
     assert played.study().state == "STOPPED"
     assert current_verdict(played.repository, played.study()).as_dict() == before

@@ -8,8 +8,8 @@ from launchers.replay import Answer, Launch
 from storage import StudyState
 from tests.control.replayed import PLAIN, Replayed
 
-TWO = {"budget": {"trials": 2, "least_gain": 0}, "measurement": {"finalists": 1, "rounds": 2}}
-FOUR = {**TWO, "budget": {"trials": 4, "least_gain": 0}}
+TWO = {"budget": {"trials": 2, "min_improvement": 0}, "measurement": {"finalists": 1, "rounds": 2}}
+FOUR = {**TWO, "budget": {"trials": 4, "min_improvement": 0}}
 
 
 def rename(played: Replayed, old: str, new: str) -> None:

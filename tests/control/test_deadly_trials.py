@@ -12,7 +12,7 @@ from tests.control.deaths import Died
 from tests.control.replayed import PLAIN, Replayed
 
 SHORT = {
-    "budget": {"trials": 6, "least_gain": 0},
+    "budget": {"trials": 6, "min_improvement": 0},
     "search_space": {"micro_batch": [1, 2, 4, 8, 16, 32]},
     "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 1},
 }

@@ -21,7 +21,7 @@ from tests.support.steering import ask
 FLAGS = {
     "micro_batch": "--batch",
     "accumulation_steps": "--accumulate",
-    "loader_workers": "--workers",
+    "num_workers": "--workers",
 }
 ARGS = ["--batch", "4", "--accumulate", "2", "--workers", "0"]
 
@@ -30,13 +30,13 @@ def other_batch(launch: Launch) -> bool:
     return launch.knobs["micro_batch"] * launch.knobs["accumulation_steps"] != 8
 
 
-@pytest.mark.parametrize("space", [{"loader_workers": [0, 2]}, {"micro_batch": [4, 8]}])
+@pytest.mark.parametrize("space", [{"num_workers": [0, 2]}, {"micro_batch": [4, 8]}])
 def test_knob_whose_survey_stays_on_another_node_is_told_as_not_seen(
     tmp_path: Path, space: dict[str, Any]
 ) -> None:
     workload = {"script": "train.py", "args": ARGS, "flags": FLAGS}
     spec = StudySpec(
-        name="a", workload=workload, search_space=space, objective={"global_batch": "keep"}
+        name="a", workload=workload, search_space=space, objective={"global_batch_size": "fixed"}
     )
     strict = where(PLAIN, other_batch, outcome=Outcome.ERROR)  # as DeepSpeed is
     one_off = OneOffRuns(StudySetup(spec, ReplayLauncher(strict)), tmp_path, tmp_path)

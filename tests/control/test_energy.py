@@ -26,12 +26,12 @@ from tests.control.replayed import Replayed, rate
 from tests.control.shown import answered, texts_of, words
 from tests.support.behaviours import by_utilisation
 
-FREE: dict[str, Any] = {"global_batch": "free"}
+FREE: dict[str, Any] = {"global_batch_size": "free"}
 ENERGY: dict[str, Any] = {"metric": "samples_per_joule", **FREE}
 SEARCH: dict[str, Any] = {
     "budget": {"trials": 8},
     "search_space": {"micro_batch": [1, 2, 4, 8, 16, 32]},
-    "measurement": {"baseline_runs": 3, "search_precision": 0.05},
+    "measurement": {"baseline_runs": 3, "search_ci_half_width": 0.05},
 }
 
 

@@ -15,7 +15,7 @@ from storage import Repository, StoredAttempt
 from tests.control.replayed import PLAIN, Machine, Replayed, rate
 
 SHORT: dict[str, Any] = {
-    "budget": {"trials": 6, "least_gain": 0},
+    "budget": {"trials": 6, "min_improvement": 0},
     "measurement": {"finalists": 2, "rounds": 4, "baseline_runs": 1},
 }
 FAR = {**ENVIRONMENT, "host": "far"}

@@ -19,7 +19,7 @@ OF_ANOTHER = {
 
 
 def test_a_study_is_exported_as_its_best_yaml_is(played: Replayed) -> None:
-    played.on(PLAIN).run(budget={"trials": 4, "least_gain": 0})
+    played.on(PLAIN).run(budget={"trials": 4, "min_improvement": 0})
 
     def exported(study: str, form: str) -> str:
         arguments = ("export", study, "--format", form, "--output", "-", "--storage", played.url)
@@ -58,7 +58,7 @@ def test_what_another_study_has_found_is_replaced_by_no_kept_baseline(played: Re
     best.write_text(yaml.safe_dump(OF_ANOTHER))
     before = best.read_text()
     fastest = {"micro_batch": 16, "accumulation_steps": 2}
-    played.on(PLAIN).run(budget={"trials": 4, "least_gain": 0}, baseline=fastest)
+    played.on(PLAIN).run(budget={"trials": 4, "min_improvement": 0}, baseline=fastest)
     given = ask("export", played.name, "--storage", played.url, cwd=played.folder)
     assert given.returncode == 2
     assert "belongs to another study, and the answer of played recommends no change" in given.stderr
@@ -76,7 +76,7 @@ def test_a_file_that_is_not_ours_is_left_alone(played: Replayed) -> None:
         mine.write_text("layers: 12\n")
         return PLAIN(launch)
 
-    played.on(writing).run(budget={"trials": 4, "least_gain": 0})
+    played.on(writing).run(budget={"trials": 4, "min_improvement": 0})
     assert played.study().state == "DONE"
     assert mine.read_text() == "layers: 12\n"
     assert "best.yaml is not written (autotune has not written what is there" in played.said()

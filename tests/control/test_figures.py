@@ -58,7 +58,7 @@ from tests.support.waiting import wait_for
 
 WIDE: dict[str, Any] = {
     "search_space": {"micro_batch": [1, 2, 4, 8, 16, 32], "log_interval": [1, 2, 5, 10]},
-    "objective": {"global_batch": "free"},
+    "objective": {"global_batch_size": "free"},
 }
 HOSTILE = "</script><img src=x onerror=alert(1)> \x1b[2J\x07 \u202e 'quoted\" & <b>"
 
@@ -197,11 +197,11 @@ def test_best_of_each_global_batch_has_the_figures_of_the_verdict(played: Replay
     played.on(noisy(running_at(faster), run=0.005, block=0.01)).run(
         search_space={"micro_batch": [2, 16], "log_interval": [1, 10]},
         baseline={"micro_batch": 2, "log_interval": 1},
-        objective={"global_batch": "free"},
+        objective={"global_batch_size": "free"},
     )
     figures = figures_of(played.repository, played.study())
     answer, change = figures.answer, figures.verdict.batch
-    best = {one.global_batch: one for one in figures.batches}
+    best = {one.global_batch_size: one for one in figures.batches}
     assert change is not None and answer.chosen_in, "earlier rounds have other figures"
     recommended, keeps = best[change.after], best[change.before]
     assert (recommended.trial, recommended.knobs) == (answer.trial, figures.verdict.knobs)
@@ -585,7 +585,7 @@ _OF_NO_CONTRACT: dict[str, Any] = {
     "resources": {"workers": 1},
     "search_space": {},
     "baseline": {},
-    "objective": {"global_batch": "keep"},
+    "objective": {"global_batch_size": "fixed"},
 }
 _SCRIPT = {
     **_OF_NO_CONTRACT,
@@ -703,8 +703,8 @@ def test_study_whose_trials_all_fail_has_a_page_without_figures(played: Replayed
         ),
         (
             SearchEndCause.LEAST_GAIN,
-            "budget.least_gain",
-            {"budget": {"least_gain": 0.9}, "sampler": "model"},
+            "budget.min_improvement",
+            {"budget": {"min_improvement": 0.9}, "sampler": "model"},
         ),
         (
             SearchEndCause.ALL_TRIED,
@@ -1043,7 +1043,7 @@ def test_comparison_with_a_study_that_has_measured_nothing_is_refused(
 def test_line_of_an_event_begins_with_time_kind_and_number(played: Replayed) -> None:
     tuned(played)
     printed = list(ProgressLines(played.repository, played.study()).new())
-    kinds = {"study", "trial", "again", "round", "ablation", "check", "long"}
+    kinds = {"study", "trial", "again", "round", "ablation", "check", "soak"}
     for line in printed:
         at, kind, number, *_ = line.split()
         assert re.fullmatch(r"\d+s", at), line

@@ -195,7 +195,7 @@ def test_what_could_not_be_checked_is_not_recommended(played: Replayed) -> None:
 
 def test_what_could_not_be_checked_is_recommended_if_the_study_says_so(played: Replayed) -> None:
     verdict = played.on(UNCHECKED).run(
-        search_space=PRECISION, measurement={"unchecked_numerics": "allow"}
+        search_space=PRECISION, measurement={"unverified_numerics": "allow"}
     )
     assert verdict["knobs"]["precision"] == "bf16"
     assert "no reference" in verdict["numerics"]["unchecked"]
@@ -311,13 +311,13 @@ def test_a_finalist_whose_agent_dies_is_measured_again(played: Replayed) -> None
 
 @pytest.mark.long
 def test_ablation_and_profiles_tell_what_each_knob_brings(played: Replayed) -> None:
-    played.run(budget={"trials": 10}, measurement={"attribution": 2})
+    played.run(budget={"trials": 10}, measurement={"ablation_rounds": 2})
     verdict = played.verdict
     winner = (verdict["knobs"]["micro_batch"], verdict["knobs"]["accumulation_steps"])
     assert winner == (16, 2)
-    variants = {configuration(a) for a in played.recorded("attribute")}
+    variants = {configuration(a) for a in played.recorded("ablation")}
     assert variants == {(16, 2), (2, 2), (16, 1)}
-    assert {a.round for a in played.recorded("attribute")} == {1, 2}
+    assert {a.round for a in played.recorded("ablation")} == {1, 2}
     profiled = [configuration(a) for a in played.recorded("profile")]
     assert profiled == [(2, 1), (16, 2)]
     shown = markdown_report.report(played.repository, played.name, Verdict.from_dict(verdict))
@@ -353,7 +353,7 @@ def test_a_change_that_brings_nothing_goes_back_before_the_rounds_that_tell_by_h
         search_space=space,
         baseline={"micro_batch": 2, "log_interval": 10},
         budget={"trials": 4},
-        measurement={"attribution": 2, "finalists": 1},
+        measurement={"ablation_rounds": 2, "finalists": 1},
     )
     searched = next(a for a in played.recorded("search") if a.trial == verdict["trial"])
     assert (searched.knobs["micro_batch"], searched.knobs["log_interval"]) == (16, 1)
@@ -385,7 +385,7 @@ def test_of_two_changes_that_do_the_same_one_is_kept_and_the_other_named(played:
         search_space={"log_interval": [10, 50], "bucket_cap_mb": [25, 100]},
         baseline={"log_interval": 10, "bucket_cap_mb": 25},
         budget={"trials": 4},
-        measurement={"attribution": 2, "finalists": 1},
+        measurement={"ablation_rounds": 2, "finalists": 1},
     )
     searched = next(a for a in played.recorded("search") if a.trial == verdict["trial"])
     assert (searched.knobs["log_interval"], searched.knobs["bucket_cap_mb"]) == (50, 100)
@@ -423,7 +423,7 @@ def test_what_is_recommended_is_what_the_figures_are_of(played: Replayed, wall_t
         search_space={"micro_batch": [2, 16], "log_interval": [1, 10]},
         baseline={"micro_batch": 2, "log_interval": 10},
         budget={"trials": 4, "wall_time": f"{wall_time}s"},
-        measurement={"attribution": 2, "finalists": 1},
+        measurement={"ablation_rounds": 2, "finalists": 1},
     )
     own = [a for a in played.recorded("confirm") if a.trial == verdict["trial"]]
     in_vain = [a for a in own if a.result.throughput is None]

@@ -15,7 +15,7 @@ from tests.control.replayed import PLAIN, Replayed, configuration
 from tests.control.shown import answered
 from tests.support.behaviours import within_memory
 
-KEEP = {"global_batch": "keep"}
+FIXED = {"global_batch_size": "fixed"}
 SIZES = {"micro_batch": [1, 2, 4, 8, 16, 32, 64], "accumulation_steps": [1, 2, 4, 8]}
 SPACE: dict[str, Any] = {**SIZES, "log_interval": [1, 10], "bucket_cap_mb": [1, 5, 25, 100]}
 BASELINE = {"micro_batch": 4, "accumulation_steps": 12}
@@ -65,7 +65,11 @@ def test_the_baselines_global_batch_is_kept_by_default(played: Replayed) -> None
 
 def test_large_micro_batches_and_little_accumulation_come_first(played: Replayed) -> None:
     played.on(PLAIN).run(
-        search_space=SIZES, baseline=BASELINE, objective=KEEP, sampler="model", budget={"trials": 3}
+        search_space=SIZES,
+        baseline=BASELINE,
+        objective=FIXED,
+        sampler="model",
+        budget={"trials": 3},
     )
     first, second, third = (configuration(a) for a in played.attempts("search"))
     assert first == (4, 12)
@@ -82,9 +86,9 @@ def test_a_number_is_the_baselines_in_figures(played: Replayed, sampler: str) ->
     played.run(
         search_space=SPACE,
         baseline=BASELINE,
-        objective={"global_batch": 96},
+        objective={"global_batch_size": 96},
         sampler=sampler,
-        budget={"trials": 12, "least_gain": 0},
+        budget={"trials": 12, "min_improvement": 0},
     )
     assert {m * a for m, a in map(configuration, played.attempts("search"))} == {48}
     played.assert_complete(trials=12)
@@ -103,10 +107,10 @@ def test_the_model_believes_in_what_may_compete(played: Replayed, seed: int) -> 
     played.on(failing).run(
         search_space=SPACE,
         baseline=BASELINE,
-        objective=KEEP,
+        objective=FIXED,
         sampler="model",
         seed=seed,
-        budget={"trials": 40, "least_gain": 0.02},
+        budget={"trials": 40, "min_improvement": 0.02},
     )
     best, gain = expected(played.said())
     assert "micro_batch=16" in best, best
@@ -126,7 +130,7 @@ def test_out_of_memory_and_failed_ones_are_never_taken_for_the_best(played: Repl
     played.on(failing).run(
         search_space=SPACE,
         baseline=BASELINE,
-        objective=KEEP,
+        objective=FIXED,
         sampler="model",
         budget={"trials": 20},
     )
@@ -140,7 +144,7 @@ def test_the_largest_batch_is_a_split(played: Replayed) -> None:
     verdict = played.on(limited).run(
         search_space={"micro_batch": ["max"]},
         baseline=BASELINE,
-        objective=KEEP,
+        objective=FIXED,
         resources=resources,
         budget={"trials": 20},
     )
@@ -157,7 +161,7 @@ def test_the_largest_batch_is_the_whole_step_if_that_fits(played: Replayed) -> N
     played.on(PLAIN).run(
         search_space={"micro_batch": ["max"]},
         baseline=BASELINE,
-        objective=KEEP,
+        objective=FIXED,
         resources=resources,
         budget={"trials": 2},
     )
@@ -166,7 +170,7 @@ def test_the_largest_batch_is_the_whole_step_if_that_fits(played: Replayed) -> N
 
 
 def test_with_neither_knob_the_global_batch_stays_anyway(played: Replayed) -> None:
-    played.run(search_space={"bucket_cap_mb": [1, 25]}, baseline=BASELINE, objective=KEEP)
+    played.run(search_space={"bucket_cap_mb": [1, 25]}, baseline=BASELINE, objective=FIXED)
     assert {configuration(a) for a in played.attempts("search")} == {(4, 12)}
     assert "2 configurations remain" in played.said()
 
@@ -177,7 +181,7 @@ def test_a_free_study_also_tells_the_best_at_the_users_global_batch(played: Repl
     verdict = played.on(LARGER).run(
         search_space={"micro_batch": [2, 4, 8, 16, 32], "accumulation_steps": [1, 2, 4]},
         baseline={"micro_batch": 4, "accumulation_steps": 4},
-        objective={"global_batch": "free"},
+        objective={"global_batch_size": "free"},
         budget={"trials": 40},
     )
     assert (verdict["knobs"]["micro_batch"], verdict["knobs"]["accumulation_steps"]) == (32, 4)
@@ -199,5 +203,5 @@ def test_a_free_study_also_tells_the_best_at_the_users_global_batch(played: Repl
 
 
 def test_a_study_that_keeps_its_global_batch_has_no_such_table(played: Replayed) -> None:
-    verdict = played.on(LARGER).run(search_space=SIZES, baseline=BASELINE, objective=KEEP)
+    verdict = played.on(LARGER).run(search_space=SIZES, baseline=BASELINE, objective=FIXED)
     assert "per global batch" not in report(played.repository, "played", Verdict.from_dict(verdict))

@@ -11,7 +11,7 @@ from tests.control.replayed import PLAIN, Replayed
 from tests.unit.database.opening import in_private_mounts, needs_mounts
 
 NO_SPACE = "rank 0: OSError: [Errno 28] No space left on device"
-TEN = {"trials": 10, "least_gain": 0}
+TEN = {"trials": 10, "min_improvement": 0}
 
 
 def test_a_trial_without_room_is_launched_again(played: Replayed) -> None:
@@ -83,7 +83,7 @@ def filling(launch):
                 pass
     return PLAIN(launch)
 
-played.on(filling).run(budget={"trials": 10, "least_gain": 0})
+played.on(filling).run(budget={"trials": 10, "min_improvement": 0})
 played.assert_complete(trials=10)
 print("complete", [m.text for m in told()])
 """
@@ -99,7 +99,7 @@ from tests.support.waiting import wait_for
 disk = Path("disk").absolute()
 subprocess.run(["mount", "-t", "tmpfs", "-o", "nr_inodes=64", "tmpfs", disk], check=True)
 played = Replayed(disk, Database(f"sqlite:///{Path.cwd()}/autotune.db"))
-played.submit(budget={"trials": 2, "least_gain": 0})
+played.submit(budget={"trials": 2, "min_improvement": 0})
 files = []
 try:
     for number in itertools.count():

@@ -14,7 +14,10 @@ from launchers import layout
 from tests.control.replayed import Replayed
 from tests.support.waiting import wait_for
 
-SHORT = {"budget": {"trials": 2, "least_gain": 0}, "measurement": {"finalists": 1, "rounds": 2}}
+SHORT = {
+    "budget": {"trials": 2, "min_improvement": 0},
+    "measurement": {"finalists": 1, "rounds": 2},
+}
 
 
 def test_study_waits_for_other_load_and_its_time_does_not_run(

@@ -15,7 +15,10 @@ from storage import LeaseHolder, StudyState
 from storage.holders import this_host
 from tests.control.replayed import PLAIN, Machine, Replayed
 
-SHORT = {"budget": {"trials": 4, "least_gain": 0}, "measurement": {"finalists": 1, "rounds": 2}}
+SHORT = {
+    "budget": {"trials": 4, "min_improvement": 0},
+    "measurement": {"finalists": 1, "rounds": 2},
+}
 ENTERED = {"create_new_trial": 2, "set_trial_param": 5, "set_trial_state_values": 4}
 """Method of Optuna's storage -> the call in which the daemon sleeps: while it asks or tells."""
 

@@ -15,7 +15,7 @@ from storage import Purpose, StoredAttempt
 from tests.control.replayed import PLAIN, Replayed, rate
 
 SHORT: dict[str, Any] = {
-    "budget": {"trials": 3, "least_gain": 0},
+    "budget": {"trials": 3, "min_improvement": 0},
     "measurement": {"finalists": 1, "rounds": 3, "baseline_runs": 1},
 }
 SLOWER = {**ENVIRONMENT, "host": "slower", "cpu": "an old one"}
@@ -175,7 +175,7 @@ def test_a_machine_that_changes_all_the_time_is_waited_for(
 @pytest.mark.long
 def test_noise_between_machines_is_no_noise_between_runs(played: Replayed) -> None:
     played.submit(
-        budget={"trials": 8, "least_gain": 0},
+        budget={"trials": 8, "min_improvement": 0},
         measurement={**SHORT["measurement"], "baseline_runs": 4},
     )
     launches = 0

@@ -14,7 +14,10 @@ from storage import LeaseHolder, StudyState
 from tests.control.replayed import Replayed
 from tests.support.steering import ask
 
-SHORT = {"budget": {"trials": 3, "least_gain": 0}, "measurement": {"finalists": 1, "rounds": 2}}
+SHORT = {
+    "budget": {"trials": 3, "min_improvement": 0},
+    "measurement": {"finalists": 1, "rounds": 2},
+}
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from storage import StoredBlock
 from tests.control.replayed import Replayed
 from tests.control.shown import words
 
-MEASUREMENT = {"warmup": 2.0, "longest": 5.0, "block_seconds": 0.25, "attribution": 0}
+MEASUREMENT = {"warmup": 2.0, "max_measure_time": 5.0, "block_seconds": 0.25, "ablation_rounds": 0}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def run(
     played: Replayed, seconds: int, baseline: str = "mb16", longest: float = 5.0, **space: object
 ) -> None:
     played.run(
-        measurement={**MEASUREMENT, "longest": longest},
+        measurement={**MEASUREMENT, "max_measure_time": longest},
         baseline=gpu_policy.BASELINES[baseline],
         search_space={n: v for n, v in {**gpu_policy.SPACE, **space}.items() if v},
         budget={"trials": None, "wall_time": seconds},

@@ -19,7 +19,7 @@ from tests.support.steering import ask
 from tests.support.waiting import wait_for
 
 SHORT = {
-    "budget": {"trials": 3, "least_gain": 0},
+    "budget": {"trials": 3, "min_improvement": 0},
     "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 1},
 }
 REASON = f"another version of autotune: {autotune.__version__} does not know budget.novel, novel;"

@@ -33,7 +33,7 @@ OWN: dict[str, Any] = {
     "resources": {"workers": 8},
     "search_space": {},
     "baseline": {},
-    "objective": {"global_batch": "keep"},
+    "objective": {"global_batch_size": "fixed"},
     "knobs": {
         "tensor_parallel": {"values": [1, 2, 4, 8], "flag": "--tp"},
         "pipeline_parallel": {"values": [1, 2, 4], "flag": "--pp", "default": 2},
@@ -45,7 +45,7 @@ OWN: dict[str, Any] = {
         "recompute == 'none' or pipeline_parallel > 1",
         "not overlap or tensor_parallel > 1",
     ],
-    "budget": {"trials": 40, "least_gain": 0},
+    "budget": {"trials": 40, "min_improvement": 0},
 }
 
 
@@ -103,7 +103,7 @@ def test_all_that_is_allowed_is_tried_and_nothing_else(played: Replayed, sampler
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "random"])
 def test_other_samplers_know_what_is_allowed(played: Replayed, sampler: str) -> None:
-    budget = {"trials": 9, "least_gain": 0}
+    budget = {"trials": 9, "min_improvement": 0}
     played.on(running_at(speed), workers=8).run(**{**OWN, "budget": budget}, sampler=sampler)
     launched = [attempt.knobs for attempt in played.attempts()]
     assert all(map(allowed, launched))
@@ -113,7 +113,7 @@ def test_other_samplers_know_what_is_allowed(played: Replayed, sampler: str) -> 
 @pytest.mark.long
 def test_the_winner_goes_where_people_read_and_tools_load(played: Replayed) -> None:
     played.on(running_at(speed), workers=8).run(
-        **FEW, sampler="grid", measurement={"attribution": 2}
+        **FEW, sampler="grid", measurement={"ablation_rounds": 2}
     )
     best = load(played.folder / "best.yaml")
     assert best["tensor_parallel"] == 8
@@ -224,8 +224,8 @@ def test_constraints_on_what_follows_do_not_rule_the_probes_out(played: Replayed
         "resources": {"workers": 4, "memory_per_worker": "1GiB"},
         "baseline": {"micro_batch": 8, "accumulation_steps": 4},
         "search_space": {"micro_batch": ["max"]},
-        "objective": {"global_batch": "free"},
-        "constraints": ["global_batch >= 128"],
+        "objective": {"global_batch_size": "free"},
+        "constraints": ["global_batch_size >= 128"],
         "budget": {"trials": 3},
     }
     played.on(running_at(lambda _: 100.0), workers=4).run(**changes)
@@ -239,7 +239,7 @@ def test_the_largest_batch_is_one_that_is_allowed(played: Replayed) -> None:
         "workload": {**workload, "args": [*workload["args"], "--batch", "2"]},
         "resources": {"workers": 8, "memory_per_worker": "1GiB"},
         "search_space": {"micro_batch": ["max"]},
-        "objective": {"global_batch": "free"},
+        "objective": {"global_batch_size": "free"},
         "constraints": ["micro_batch * tensor_parallel <= 16"],
         "budget": {"trials": 3},
     }

@@ -31,7 +31,7 @@ BY_THEMSELVES = 4
 ASKED: dict[str, Any] = {
     "budget": {"trials": TRIALS},
     "search_space": SPACE,
-    "measurement": {"baseline_runs": 3, "search_precision": 0.05},
+    "measurement": {"baseline_runs": 3, "search_ci_half_width": 0.05},
 }
 
 

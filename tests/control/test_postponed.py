@@ -45,7 +45,7 @@ from tests.support.steering import write_study
 from tests.support.waiting import wait_for
 
 SHORT = {
-    "budget": {"trials": 3, "least_gain": 0},
+    "budget": {"trials": 3, "min_improvement": 0},
     "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 1},
 }
 
@@ -150,7 +150,7 @@ def test_a_study_waits_for_the_ranks_that_its_figures_are_of(
         with played.repository.database.writing() as connection:
             connection.execute(update(StudyRow).values(facts=facts))
     played.machine = Shrunken()
-    played.submit(**{**SHORT, "budget": {"trials": 5, "least_gain": 0}})
+    played.submit(**{**SHORT, "budget": {"trials": 5, "min_improvement": 0}})
     played.serve()
     told = "its figures are of 2 ranks on cpu, and here are 1 rank on cpu: it goes on where it"
     assert played.said().count(told) == 1
@@ -188,7 +188,7 @@ def test_a_study_waits_for_the_kind_of_device_that_its_figures_are_of(
     """H100 and H200 have one compute capability; devices of one name may have other memory."""
     played.on(PLAIN, environment={**ENVIRONMENT, "devices": [H200] * 2}).run(**SHORT)
     played.machine = Exchanged(other=other)
-    played.submit(**{**SHORT, "budget": {"trials": 5, "least_gain": 0}})
+    played.submit(**{**SHORT, "budget": {"trials": 5, "min_improvement": 0}})
     played.serve()
     told = f"its figures are of NVIDIA H200 (141 GiB), and here is NVIDIA {named}: it goes on where"
     assert played.said().count(told) == 1
@@ -257,7 +257,7 @@ def test_study_with_figures_waits_for_nodes_that_fit(played: Replayed) -> None:
     """Its batch job was requeued on fewer nodes, or on those with another kind of device."""
     played.run(**SHORT)
     played.machine = Down(times=1, error=UnfitNodes)
-    played.submit(**{**SHORT, "budget": {"trials": 5, "least_gain": 0}})
+    played.submit(**{**SHORT, "budget": {"trials": 5, "min_improvement": 0}})
     played.serve()
     told = "its figures are of 2 ranks on cpu: no Ray cluster at head:6379; tried again"
     assert told in played.said()
@@ -419,7 +419,7 @@ def test_study_with_figures_of_the_cpu_asks_for_no_device_where_there_is_none(
     facts = text("update autotune_study set facts = replace(facts, '\"cuda\"', '\"cpu\"')")
     with played.repository.database.writing() as connection:
         connection.execute(facts)
-    played.run(**{**SHORT, "budget": {"trials": 4, "least_gain": 0}})
+    played.run(**{**SHORT, "budget": {"trials": 4, "min_improvement": 0}})
     assert asked[1] == (None if devices else 0)
 
 

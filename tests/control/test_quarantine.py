@@ -9,7 +9,7 @@ from tests.control.replayed import PLAIN, Replayed
 pytestmark = pytest.mark.fault(28)
 
 SHORT = {
-    "budget": {"trials": 6, "least_gain": 0},
+    "budget": {"trials": 6, "min_improvement": 0},
     "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 1},
 }
 STUCK = "process 17 (python train.py, state D)"

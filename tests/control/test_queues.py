@@ -16,7 +16,7 @@ from tests.control.replayed import Replayed
 from tests.support.waiting import wait_for
 
 SHORT = {
-    "budget": {"trials": 2, "least_gain": 0},
+    "budget": {"trials": 2, "min_improvement": 0},
     "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 1},
 }
 

@@ -46,7 +46,7 @@ def in_turn(played: Replayed, purpose: str = "confirm") -> set[bool]:
 def test_a_round_has_one_attempt_of_each_and_their_blocks_say_whose_turn_it_was(
     played: Replayed,
 ) -> None:
-    played.run(**SMALL, measurement={"attribution": 2})
+    played.run(**SMALL, measurement={"ablation_rounds": 2})
     attempts = played.attempts("confirm")
     assert [a.attempt for a in attempts] == [1] * len(attempts)
     for number in (1, 2, 3):
@@ -54,7 +54,7 @@ def test_a_round_has_one_attempt_of_each_and_their_blocks_say_whose_turn_it_was(
         assert len(of_round) == 3
         turns = [turn for a in of_round for turn in turns_of(played, a)]
         assert sorted(turns) == list(range(1, len(turns) + 1))
-    assert in_turn(played, "attribute") == {True}
+    assert in_turn(played, "ablation") == {True}
     assert "at the same time and train in turn" in played.said()
     shown = markdown_report.report(
         played.repository, played.name, Verdict.from_dict(played.verdict)
@@ -147,7 +147,7 @@ def test_what_does_not_fit_together_runs_one_after_another(
 
 def test_long_steps_are_no_neighbours(played: Replayed) -> None:
     slow = running_at(lambda knobs: rate(knobs) / 100.0)
-    played.on(slow).run(**SMALL, measurement={"step_deadline": 600})
+    played.on(slow).run(**SMALL, measurement={"step_timeout": 600})
     assert in_turn(played) == {False}
     assert "is too long for turns" in played.said()
 
@@ -172,7 +172,7 @@ def test_after_a_daemon_has_died_a_round_goes_on_one_by_one(played: Replayed) ->
     played.assert_complete(trials=3)
 
 
-@pytest.mark.parametrize("purpose", ["confirm", "attribute"])
+@pytest.mark.parametrize("purpose", ["confirm", "ablation"])
 def test_round_that_another_daemon_goes_on_with_is_measured_anew(
     played: Replayed, purpose: str
 ) -> None:
@@ -188,7 +188,7 @@ def test_round_that_another_daemon_goes_on_with_is_measured_anew(
         answer = PLAIN(launch)
         return dataclasses.replace(answer, rate=answer.rate / (111.0 if killed else 100.0))
 
-    slow = {"step_deadline": 600, "attribution": 2}
+    slow = {"step_timeout": 600, "ablation_rounds": 2}
     played.on(deadly).submit(**SMALL, measurement=slow)
     with pytest.raises(Died):
         played.serve()

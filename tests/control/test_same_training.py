@@ -17,7 +17,7 @@ LIKE_BASELINE = where(PLAIN, lambda _: True, first_steps=SEEN)
 
 def changed(launch: Launch) -> bool:
     knobs = launch.knobs
-    return bool(knobs["loader_workers"] or not knobs["find_unused_parameters"])
+    return bool(knobs["num_workers"] or not knobs["find_unused_parameters"])
 
 
 def is_faster(**seen: Any) -> Any:
@@ -31,10 +31,10 @@ BASELINE = {"micro_batch": 2, "find_unused_parameters": True}
 def test_a_finalist_that_trains_rows_twice_is_refused(played: Replayed) -> None:
     twice = is_faster(consumed={**ROWS, "copies": 24})
     verdict = played.on(twice).run(
-        search_space={"loader_workers": [0, 2], "micro_batch": [2]}, baseline=BASELINE
+        search_space={"num_workers": [0, 2], "micro_batch": [2]}, baseline=BASELINE
     )
     assert verdict["kind"] == "nothing_better"
-    assert [refused["knobs"]["loader_workers"] for refused in verdict["refused"]] == [2]
+    assert [refused["knobs"]["num_workers"] for refused in verdict["refused"]] == [2]
     assert "24 of 48 rows" in verdict["refused"][0]["reason"]
     again = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(again.as_dict())) == verdict
@@ -53,7 +53,7 @@ def test_the_risk_of_a_static_graph_stands_in_the_verdict(played: Replayed) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("rule", "kind"), [("refuse", "nothing_better"), ("allow", "better")])
+@pytest.mark.parametrize(("rule", "kind"), [("reject", "nothing_better"), ("allow", "better")])
 def test_another_micro_batch_under_batch_normalisation_needs_to_be_allowed(
     played: Replayed, rule: str, kind: str
 ) -> None:
@@ -70,22 +70,22 @@ def test_another_micro_batch_under_batch_normalisation_needs_to_be_allowed(
 
 def test_after_a_refused_split_no_other_one_is_tried(played: Replayed) -> None:
     normalised = where(PLAIN, lambda _: True, first_steps={**SEEN, "batch_dependent": "BatchNorm"})
-    faster = where(normalised, lambda launch: launch.knobs["loader_workers"] == 2, rate=45.0)
+    faster = where(normalised, lambda launch: launch.knobs["num_workers"] == 2, rate=45.0)
     verdict = played.on(faster).run(
         search_space={
             "micro_batch": [1, 2, 4, 8],
             "accumulation_steps": [1, 2, 4, 8],
-            "loader_workers": [0, 1, 2, 4],
+            "num_workers": [0, 1, 2, 4],
         },
         baseline={"micro_batch": 2, "accumulation_steps": 4},
-        objective={"batch_dependent": "refuse"},
+        objective={"batch_dependent": "reject"},
         sampler="model",
         budget={"trials": 16},
     )
     others = [run.trial for run in played.recorded("search") if run.knobs["micro_batch"] != 2]
     assert [refused["trial"] for refused in verdict["refused"]] == others
     assert len(others) == 1
-    assert verdict["knobs"]["loader_workers"] == 2
+    assert verdict["knobs"]["num_workers"] == 2
     assert played.said().count("no other of its kind is tried: the model has BatchNorm") == 1
 
 
@@ -95,10 +95,10 @@ def test_refused_trial_is_not_said_to_be_expected_as_the_best(played: Replayed) 
         search_space={
             "micro_batch": [2, 8],
             "accumulation_steps": [1, 4],
-            "loader_workers": [0, 1],
+            "num_workers": [0, 1],
         },
         baseline={"micro_batch": 2, "accumulation_steps": 4},
-        objective={"batch_dependent": "refuse"},
+        objective={"batch_dependent": "reject"},
         sampler="model",
         budget={"trials": 2},
     )
@@ -116,7 +116,7 @@ def test_rest_of_a_refused_bundle_is_tried(played: Replayed) -> None:
             "freeze_gc": [False, True],
         },
         baseline={"micro_batch": 2, "accumulation_steps": 4},
-        objective={"batch_dependent": "refuse"},
+        objective={"batch_dependent": "reject"},
         sampler="model",
         budget={"trials": 12},
     )
@@ -141,7 +141,7 @@ def test_workers_that_stay_are_looked_at_in_short_epochs(
     verdict = played.on(where(faster, in_short_epochs, first_steps=told)).run(
         workload={"script": "train.py"},
         search_space={"persistent_workers": [False, True]},
-        baseline={"micro_batch": 2, "accumulation_steps": 1, "loader_workers": 1},
+        baseline={"micro_batch": 2, "accumulation_steps": 1, "num_workers": 1},
     )
     assert [run.knobs["persistent_workers"] for run in played.recorded("epochs")] == [True]
     assert verdict["kind"] == kind

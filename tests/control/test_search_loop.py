@@ -127,11 +127,11 @@ def test_part_of_a_bundle_that_must_run_out_of_memory_is_not_launched(played: Re
 def test_processes_that_load_are_favoured_where_there_are_cores_for_them(
     played: Replayed, cores: int, favoured: bool
 ) -> None:
-    space = {"micro_batch": [2, 4, 8], "loader_workers": [0, 2]}
+    space = {"micro_batch": [2, 4, 8], "num_workers": [0, 2]}
     played.on(PLAIN, environment={**ENVIRONMENT, "cores": cores})
     played.run(budget={"trials": 3}, search_space=space)
     reasons = [line for line in played.said().splitlines() if "what experience favours" in line]
-    assert ("loader_workers" in "".join(reasons)) == favoured
+    assert ("num_workers" in "".join(reasons)) == favoured
 
 
 SWITCHES = {"precision": ["fp32", "bf16"], "log_interval": [1, 10, 100], "freeze_gc": [False, True]}
@@ -194,7 +194,7 @@ def test_calibration_finds_the_noise_between_runs(
 ) -> None:
     """Seven runs early on, one after eight trials unless the baseline is beside each of them."""
     played.on(noisy(PLAIN, run=sigma, block=0.005), slots=slots)
-    played.run(budget={"trials": 10}, measurement={"baseline_runs": 8, "longest": 3.0})
+    played.run(budget={"trials": 10}, measurement={"baseline_runs": 8, "max_measure_time": 3.0})
     played.assert_complete(trials=10)
     assert len(played.recorded("calibrate")) == 7 + again
     assert bool(played.attempts("paired")) != again
@@ -249,7 +249,7 @@ def test_what_runs_out_of_memory_is_learnt(played: Replayed) -> None:
     limited = within_memory(PLAIN, lambda knobs: knobs["micro_batch"] * 100.0, limit=500.0)
     space = {"micro_batch": [1, 2, 4, 8, 16, 32, 64], "accumulation_steps": [1, 2]}
     verdict = played.on(limited).run(
-        search_space=space, budget={"trials": 14, "least_gain": 0.0}, sampler="model"
+        search_space=space, budget={"trials": 14, "min_improvement": 0.0}, sampler="model"
     )
     assert verdict["knobs"]["micro_batch"] == 4
     # Whatever has as much memory or more is not launched any more.
@@ -460,15 +460,17 @@ WIDE = {"micro_batch": [1, 2, 4, 8, 16, 32, 64], "log_interval": [1, 2, 5, 10, 2
 
 @pytest.mark.long
 def test_a_daemon_that_comes_later_knows_what_was_not_worth_it_before(played: Replayed) -> None:
-    played.run(budget={"least_gain": 0.005}, sampler="model", search_space=WIDE)
+    played.run(budget={"min_improvement": 0.005}, sampler="model", search_space=WIDE)
     assert "less than the" in played.said()
     played.assert_complete()
     alone = len(played.trials())
     assert 6 <= alone < 25
     again = Replayed(played.folder, Database(f"sqlite:///{played.folder}/again.db"))
-    again.run(budget={"trials": alone, "least_gain": 0.005}, sampler="model", search_space=WIDE)
+    again.run(
+        budget={"trials": alone, "min_improvement": 0.005}, sampler="model", search_space=WIDE
+    )
     assert f"the budget of {alone} trials is spent" in again.said()
-    again.run(budget={"least_gain": 0.005}, sampler="model", search_space=WIDE)
+    again.run(budget={"min_improvement": 0.005}, sampler="model", search_space=WIDE)
     assert "less than the" in again.said()
     again.assert_complete(trials=alone)
 
@@ -477,18 +479,18 @@ def test_a_daemon_that_comes_later_knows_what_was_not_worth_it_before(played: Re
 def test_without_a_number_of_trials_it_ends_once_one_costs_more_than_it_saves(
     played: Replayed,
 ) -> None:
-    played.run(budget={"least_gain": None}, sampler="model", search_space=WIDE)
-    assert "of a job of 168 hours, objective.job_hours" in played.said()
+    played.run(budget={"min_improvement": None}, sampler="model", search_space=WIDE)
+    assert "of a job of 168 hours, objective.expected_job_hours" in played.said()
     week = len(played.trials())
     assert 6 <= week < 35
     short = Replayed(played.folder, Database(f"sqlite:///{played.folder}/short.db"))
     short.run(
-        budget={"least_gain": None},
-        objective={"job_hours": 0.02, "global_batch": "free"},
+        budget={"min_improvement": None},
+        objective={"expected_job_hours": 0.02, "global_batch_size": "free"},
         sampler="model",
         search_space=WIDE,
     )
-    assert "of a job of 0.02 hours, objective.job_hours" in short.said()
+    assert "of a job of 0.02 hours, objective.expected_job_hours" in short.said()
     assert len(short.trials()) <= week
 
 
@@ -524,7 +526,7 @@ def test_not_even_one_sample_fits(played: Replayed) -> None:
 
 def test_a_baseline_that_cannot_run_here_is_bad_input(played: Replayed) -> None:
     played.submit(
-        objective={"global_batch": 6},
+        objective={"global_batch_size": 6},
         baseline={"micro_batch": 3},
         search_space={"micro_batch": [1, 3]},
     )

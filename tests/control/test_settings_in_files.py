@@ -20,7 +20,7 @@ STUDY: dict[str, Any] = {
     "search_space": {},
     "baseline": {"stage": 1},
     "knobs": {"stage": {"values": [1, 2, 3], "flag": "--config::zero.stage", "numerics": False}},
-    "budget": {"trials": 3, "least_gain": 0},
+    "budget": {"trials": 3, "min_improvement": 0},
 }
 
 

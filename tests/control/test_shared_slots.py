@@ -7,7 +7,7 @@ from launchers.replay import Answer, Launch, ReplayLauncher
 from tests.control import replayed
 from tests.control.replayed import PLAIN, Replayed
 
-BUDGET = {"trials": 6, "least_gain": 0}
+BUDGET = {"trials": 6, "min_improvement": 0}
 
 
 class SharedLauncher(ReplayLauncher):

@@ -11,7 +11,7 @@ from tests.control.replayed import PLAIN, Replayed
 pytestmark = pytest.mark.fault(26)
 
 SHORT = {
-    "budget": {"trials": 3, "least_gain": 0},
+    "budget": {"trials": 3, "min_improvement": 0},
     "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 1},
 }
 

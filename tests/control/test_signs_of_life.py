@@ -12,7 +12,7 @@ from tests.control.replayed import PLAIN, Replayed
 from tests.support.waiting import wait_for
 
 SHORT: dict[str, Any] = {
-    "budget": {"trials": 4, "least_gain": 0},
+    "budget": {"trials": 4, "min_improvement": 0},
     "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 1},
 }
 LOST = "far (10.0.0.2) lost"

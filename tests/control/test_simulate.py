@@ -22,7 +22,7 @@ STUDY: dict[str, Any] = {
     "resources": {"workers": 2},
     "search_space": SPACE,
     "baseline": {"micro_batch": 2},
-    "objective": {"global_batch": "free"},
+    "objective": {"global_batch_size": "free"},
     "measurement": MEASUREMENT,
     "budget": {"trials": 8},
     "sampler": "random",
@@ -96,7 +96,7 @@ def test_configurations_without_a_row_are_left_out(tmp_path: Path) -> None:
         ({"workload": {"name": "gpt"}}, "workload: it was recorded with mlp"),
         ({"resources": {"workers": 4}}, "resources.workers: it was recorded with 2"),
         (
-            {"objective": {"metric": "tokens_per_second", "global_batch": "free"}},
+            {"objective": {"metric": "tokens_per_second", "global_batch_size": "free"}},
             "recorded in samples_per_second",
         ),
         ({"search_space": {"micro_batch": ["max"]}}, "max is found on real ranks only"),

@@ -14,8 +14,8 @@ from storage import Purpose, StoredStudy
 from tests.control.replayed import PLAIN, Replayed
 
 STUDY: dict[str, Any] = {
-    "budget": {"trials": 6, "least_gain": 0},
-    "measurement": {"baseline_runs": 3, "search_precision": 0.05, "attribution": 2},
+    "budget": {"trials": 6, "min_improvement": 0},
+    "measurement": {"baseline_runs": 3, "search_ci_half_width": 0.05, "ablation_rounds": 2},
 }
 
 

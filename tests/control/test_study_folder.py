@@ -22,7 +22,10 @@ from tests.control.replayed import PLAIN, Replayed
 from tests.support.steering import ask
 from tests.support.waiting import wait_for
 
-SHORT = {"budget": {"trials": 4, "least_gain": 0}, "measurement": {"finalists": 1, "rounds": 2}}
+SHORT = {
+    "budget": {"trials": 4, "min_improvement": 0},
+    "measurement": {"finalists": 1, "rounds": 2},
+}
 
 
 def large(launch: Launch) -> bool:
@@ -48,7 +51,7 @@ def with_logs(played: Replayed) -> set[str]:
 
 
 def test_the_logs_of_good_trials_are_dropped(played: Replayed) -> None:
-    played.on(printing).run(**{**SHORT, "budget": {"trials": 10, "least_gain": 0}})
+    played.on(printing).run(**{**SHORT, "budget": {"trials": 10, "min_improvement": 0}})
     failed = {a.name for a in played.attempts() if a.result.state not in ("COMPLETE", "PRUNED")}
     profiled = {a.name for a in played.attempts(Purpose.PROFILE)}
     assert failed

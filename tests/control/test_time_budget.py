@@ -16,7 +16,13 @@ from tests.control.replayed import Replayed
 
 SPACE = {"micro_batch": [4, 8, 16], "bucket_cap_mb": [5, 25, 100], "log_interval": [1, 10]}
 BASELINE = {"micro_batch": 8}
-USUAL = {"block_seconds": 1.0, "min_steps": 5, "warmup": 20.0, "longest": 30.0, "baseline_runs": 3}
+USUAL = {
+    "block_seconds": 1.0,
+    "min_steps": 5,
+    "warmup": 20.0,
+    "max_measure_time": 30.0,
+    "baseline_runs": 3,
+}
 
 
 def with_steps_of(seconds: float, startup: float = 2.0):
@@ -33,7 +39,7 @@ def with_steps_of(seconds: float, startup: float = 2.0):
 
 
 def run(played: Replayed, wall_time: str, **changes):
-    measurement = {**USUAL, "rounds": 5, "attribution": 3, **changes.pop("measurement", {})}
+    measurement = {**USUAL, "rounds": 5, "ablation_rounds": 3, **changes.pop("measurement", {})}
     given = {"search_space": SPACE, "baseline": BASELINE, "sampler": "model", **changes}
     budget = {"trials": None, "wall_time": wall_time}
     return played.run(measurement=measurement, budget=budget, **given)
@@ -117,7 +123,7 @@ def test_a_check_that_takes_too_long_leaves_its_finalist_out(played: Replayed) -
 
 def test_long_steps_keep_the_longest_timing_without_a_wall_time(played: Replayed) -> None:
     played.on(with_steps_of(3.0))
-    measurement = {**USUAL, "longest": 3.0, "baseline_runs": 1, "attribution": 0}
+    measurement = {**USUAL, "max_measure_time": 3.0, "baseline_runs": 1, "ablation_rounds": 0}
     played.run(measurement=measurement, budget={"trials": 3}, search_space=SPACE, baseline=BASELINE)
     for trial in played.recorded("search"):
         step = 16 / trial.result.throughput * trial.knobs["micro_batch"] / 8
@@ -180,7 +186,7 @@ def test_nothing_is_said_to_be_saved_where_nothing_was(played: Replayed) -> None
         budget={"trials": 2},
         search_space=space,
         baseline={"micro_batch": 8, "log_interval": 1},
-        measurement={"warmup": 1.0, "longest": 1.0, "block_seconds": 0.1},
+        measurement={"warmup": 1.0, "max_measure_time": 1.0, "block_seconds": 0.1},
     )
     shown = markdown_report.report(
         played.repository, played.name, Verdict.from_dict(played.verdict)
@@ -190,13 +196,13 @@ def test_nothing_is_said_to_be_saved_where_nothing_was(played: Replayed) -> None
 
 def test_a_missing_ablation_says_why_and_what_it_takes(played: Replayed) -> None:
     verdict = played.on(with_steps_of(1.0)).run(
-        measurement={**USUAL, "rounds": 3, "attribution": 3},
+        measurement={**USUAL, "rounds": 3, "ablation_rounds": 3},
         budget={"trials": None, "wall_time": "75s"},
         search_space=SPACE,
         baseline=BASELINE,
     )
     assert verdict["kind"] == "better"
-    assert played.attempts("attribute") == []
+    assert played.attempts("ablation") == []
     shown = markdown_report.report(played.repository, played.name, Verdict.from_dict(verdict))
     assert "Not measured: the time was over. 3 rounds of" in shown
 
@@ -210,7 +216,7 @@ def test_what_runs_and_what_comes_next_is_told_while_it_runs(played: Replayed) -
 
     played.on(where(with_steps_of(1.0), looked_at))
     played.run(
-        measurement={**USUAL, "rounds": 3, "attribution": 1},
+        measurement={**USUAL, "rounds": 3, "ablation_rounds": 1},
         budget={"trials": 5, "wall_time": "20m"},
         search_space=SPACE,
         baseline=BASELINE,

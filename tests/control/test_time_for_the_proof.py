@@ -18,9 +18,9 @@ from tests.control.replayed import Replayed
 SPACE: dict[str, Any] = {
     "micro_batch": [2, 4, 8],
     "accumulation_steps": [1, 2, 4],
-    "loader_workers": [0, 1],
+    "num_workers": [0, 1],
 }
-BASELINE = {"micro_batch": 2, "accumulation_steps": 4, "loader_workers": 0}
+BASELINE = {"micro_batch": 2, "accumulation_steps": 4, "num_workers": 0}
 WORKLOAD = {
     "script": "train.py",
     "args": ["--batch", "2", "--accumulate", "4"],
@@ -28,10 +28,10 @@ WORKLOAD = {
 }
 FASTER = {2: 1.0, 4: 1.3, 8: 1.5}
 """Speed-up over the baseline, by micro-batch."""
-OF_LOADER = {"loader_workers": [0, 1, 2, 4, 8]}
+OF_LOADER = {"num_workers": [0, 1, 2, 4, 8]}
 OF_PRECISION = {
     "precision": ["fp32", "bf16"],
-    "loader_workers": [0, 1, 2, 4],
+    "num_workers": [0, 1, 2, 4],
     "freeze_gc": [False, True],
 }
 SHORTEST_START, LONGEST_START = 6.0, 15.0
@@ -55,15 +55,15 @@ def run(
 ) -> dict[str, Any]:
     (played.folder / "train.py").write_text("")
     given = {"search_space": SPACE, "baseline": BASELINE, "sampler": "model", **changes}
-    measurement = {"warmup": 20.0, "longest": 30.0, "rounds": rounds}
+    measurement = {"warmup": 20.0, "max_measure_time": 30.0, "rounds": rounds}
     return played.run(
         workload=WORKLOAD,
-        objective={"global_batch": "keep"},
+        objective={"global_batch_size": "fixed"},
         measurement={
             **measurement,
             "baseline_runs": baseline_runs,
             "finalists": 3,
-            "attribution": 3,
+            "ablation_rounds": 3,
         },
         budget={"trials": None, "wall_time": f"{wall_time}s"},
         **given,
@@ -339,7 +339,7 @@ def test_second_finalist_is_not_checked_in_the_time_of_the_rounds_of_the_first(
 ) -> None:
     def behaviour(launch: Launch) -> Answer:
         half, second = launch.knobs["precision"] == "bf16", "-numerics1-" in launch.request.trial
-        faster = 2.0 + 0.01 * launch.knobs["loader_workers"] if half else 1.0
+        faster = 2.0 + 0.01 * launch.knobs["num_workers"] if half else 1.0
         loss = 1.0 + half * (0.0102 if second else 0.01)
         return Answer(rate=45.0 * faster, startup=0.7, stays=False, loss=loss)
 

@@ -12,7 +12,7 @@ from storage.attempts import AttemptRecords
 from tests.control.replayed import Replayed
 
 SHORT: dict[str, Any] = {
-    "budget": {"trials": 2, "least_gain": 0},
+    "budget": {"trials": 2, "min_improvement": 0},
     "measurement": {"finalists": 1, "rounds": 2},
 }
 

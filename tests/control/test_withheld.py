@@ -13,7 +13,7 @@ from storage import Database
 from tests.control.replayed import Machine, Replayed
 
 SHORT = {
-    "budget": {"trials": 2, "least_gain": 0},
+    "budget": {"trials": 2, "min_improvement": 0},
     "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 1},
 }
 ENV = {"HF_TOKEN": "planted", "COLOUR": "red"}
@@ -108,7 +108,7 @@ def test_a_knob_is_no_secret() -> None:
             "workload": {"script": "train.py"},
             "search_space": {},
             "knobs": {"heads": {"values": [1, 2], "flag": "$HEADS_KEY"}},
-            "objective": {"global_batch": "free"},
+            "objective": {"global_batch_size": "free"},
             "budget": {"trials": 1},
             "env": {"HEADS_KEY": "1", "OTHER_KEY": "2"},
         }

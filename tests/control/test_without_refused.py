@@ -12,8 +12,8 @@ from launchers.replay.behaviours import noisy, where
 from tests.control.deaths import Died, mortal, writers
 from tests.control.replayed import Replayed
 
-SPACE = {"precision": ["fp32", "bf16"], "freeze_gc": [False, True], "loader_workers": [0, 1, 2]}
-BASELINE = {"micro_batch": 2, "loader_workers": 0}
+SPACE = {"precision": ["fp32", "bf16"], "freeze_gc": [False, True], "num_workers": [0, 1, 2]}
+BASELINE = {"micro_batch": 2, "num_workers": 0}
 
 
 def speed(launch: Launch) -> Answer:
@@ -49,7 +49,7 @@ def changes(wall_time: int, **budget: Any) -> dict[str, Any]:
             "finalists": 3,
             "rounds": 4,
             "warmup": 20.0,
-            "longest": 30.0,
+            "max_measure_time": 30.0,
             "baseline_runs": 3,
         },
         "budget": {"trials": None, "wall_time": f"{wall_time}s", **budget},

@@ -156,7 +156,7 @@ class User:
             study.write(
                 resources={"workers": 1, "gpus_per_worker": 0},
                 workload={"name": "tiny:build", "args": {"sleep": 0.02}},
-                budget={"trials": TRIALS, "least_gain": 0},
+                budget={"trials": TRIALS, "min_improvement": 0},
                 export=f"{study.name}.yaml",
             )
             ask("start", "study.yaml", "--detach", cwd=self.folder, env=self._env, check=True)

@@ -84,7 +84,7 @@ def main(folder: Path, target: str, name: str, seconds: float) -> None:
             threading.Timer(seconds, show).start()
         return PLAIN(launch)
 
-    played.submit(budget={"trials": TRIALS, "least_gain": 0})
+    played.submit(budget={"trials": TRIALS, "min_improvement": 0})
     played.on(vanishing).serve()
     played.assert_complete(trials=TRIALS)
     print("complete, lost and duplicated:", *played.losses(TRIALS))

@@ -73,7 +73,11 @@ class ClusterStudy(Records):
             "search_space": {"micro_batch": [1, 2, 4, 8], "log_interval": list(range(1, 30))},
             "budget": {"trials": trials},
             "measurement": quick_measurement(
-                warmup=0.5, longest=1.5, search_precision=1e-3, block_seconds=0.1, step_deadline=60
+                warmup=0.5,
+                max_measure_time=1.5,
+                search_ci_half_width=1e-3,
+                block_seconds=0.1,
+                step_timeout=60,
             ),
         }
         self.write()

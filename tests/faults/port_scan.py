@@ -70,7 +70,7 @@ def main(folder: Path) -> None:
     with socket.create_server((OUTSIDE, 0)) as known, contextlib.ExitStack() as until_seen:
         tiny = until_seen.enter_context(study_folder(folder))
         until_seen.callback(tiny.kill_everything)
-        lasting = quick_measurement(block_seconds=30.0, longest=300.0)
+        lasting = quick_measurement(block_seconds=30.0, max_measure_time=300.0)
         tiny.write(measurement=lasting)
         assert tiny.ask("start", "study.yaml", "--detach").returncode == 0
         shown = tiny.spawn("dashboard", tiny.name, "--no-browser")

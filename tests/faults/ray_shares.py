@@ -97,7 +97,7 @@ class SharedCluster:
             study = RayStudy(self.nodes, self._folder / name, ranks=1, trials=2000)
             study.name, study.url = name, f"sqlite:///{self._folder}/autotune.db"
             study.write(
-                resources={"workers": 1, "gpus_per_worker": 0, "slots": _SLOTS},
+                resources={"workers": 1, "gpus_per_worker": 0, "max_concurrent_trials": _SLOTS},
                 search_space={"micro_batch": [1, 2, 4, 8], "log_interval": list(range(1, 300))},
             )
             spec = load(study.folder / "study.yaml")

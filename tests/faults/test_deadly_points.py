@@ -93,7 +93,7 @@ def test_a_half_stored_configuration_is_finished_to_a_feasible_one(tiny: StudyFo
             "accumulation_steps": [1, 2, 4, 8],
             "log_interval": [1, 10],
         },
-        objective={"global_batch": 8},
+        objective={"global_batch_size": 8},
         baseline={"micro_batch": 8},
     )
     tiny.die("after", "Optuna.set_trial_param", 5)
@@ -155,7 +155,7 @@ def test_a_death_at_a_commit_that_comes_once(
 def test_deaths_at_every_commit_of_a_trial(
     replayed: ReplayedFolder, tally: Tally, when: str, call: int
 ) -> None:
-    submit(replayed, budget={"trials": 16, "least_gain": 0}, search_space=SPACE)
+    submit(replayed, budget={"trials": 16, "min_improvement": 0}, search_space=SPACE)
     for method in OFTEN:
         die(replayed, tally, when, method, call)
     end_whole(replayed, tally, trials=16)

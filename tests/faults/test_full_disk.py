@@ -19,7 +19,7 @@ disk = Path("disk").absolute()
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", disk], check=True)
 with study_folder(disk) as tiny:
     workload = {"name": "tiny:build", "args": {"sleep": 0.02}}
-    trials = {"trials": 4, "least_gain": 0}
+    trials = {"trials": 4, "min_improvement": 0}
     tiny.write(resources={"workers": 1}, budget=trials, workload=workload)
     # What the command prints must not need the disk.
     disk.joinpath("command-1.log").symlink_to(Path.cwd() / "said.log")

@@ -27,7 +27,7 @@ from tests.support.steering import (
 pytestmark = pytest.mark.timeout(1800)
 
 TRIALS = 8
-ALL_TRIALS = {"trials": TRIALS, "least_gain": 0}
+ALL_TRIALS = {"trials": TRIALS, "min_improvement": 0}
 LATEST = 1.5
 """Seconds after a moment within which a daemon is killed: about as long as a trial takes."""
 SPACE = {"micro_batch": [1, 2, 4, 8, 16], "log_interval": [1, 5, 10]}
@@ -106,7 +106,7 @@ def test_no_process_of_a_study_survives_its_daemon(tiny: StudyFolder) -> None:
     """Not even one that left its session and ignores SIGTERM."""
     arguments = {"trouble": "grandchild that is waited for", "at": 1}
     workload = {"name": "tiny:build", "args": arguments}
-    tiny.write(workload=workload, measurement=quick_measurement(step_deadline=400))
+    tiny.write(workload=workload, measurement=quick_measurement(step_timeout=400))
     tiny.run("start", "study.yaml", "--detach")
     pid = tiny.daemon_pid()
 

@@ -53,7 +53,7 @@ def writable(path: Path) -> bool:
 @pytest.mark.parametrize("comes_back", ["in mid study", "when all is done"])
 def test_a_paused_daemon_that_comes_back_writes_nothing(tiny: StudyFolder, comes_back: str) -> None:
     trials = 14 if comes_back == "in mid study" else 4
-    budget = {"trials": trials, "least_gain": 0}
+    budget = {"trials": trials, "min_improvement": 0}
     tiny.write(resources={"workers": 1}, search_space=SPACE, budget=budget, workload=SLOW)
     tiny.run("start", "study.yaml", "--detach")
     paused = tiny.wait_lease()

@@ -75,7 +75,11 @@ def test_no_figure_spans_a_suspension(cluster: SlurmNodes, tmp_path: Path) -> No
     study = SlurmStudy(cluster, tmp_path / "project", ranks=2, partition="suspend", trials=3)
     study.write(
         measurement=quick_measurement(
-            warmup=0.5, longest=30, search_precision=1e-3, block_seconds=12, step_deadline=60
+            warmup=0.5,
+            max_measure_time=30,
+            search_ci_half_width=1e-3,
+            block_seconds=12,
+            step_timeout=60,
         )
     )
     study.submit(f"--nodes={len(cluster.workers)}")

@@ -23,7 +23,7 @@ def test_report_and_export_answer_each_time(tiny: StudyFolder) -> None:
         resources={"workers": 1},
         search_space=SPACE,
         workload={"name": "tiny:build", "args": {"sleep": 0.02}},
-        budget={"trials": 8, "least_gain": 0},
+        budget={"trials": 8, "min_improvement": 0},
         measurement=quick_measurement(rounds=5, finalists=2),
     )
     answered = 0

@@ -51,7 +51,10 @@ def test_out_of_memory_is_recorded_and_nothing_larger_is_launched(tiny: StudyFol
         {"trouble": "oom", "above": 4, "at": 1},
         resources=MEMORY,
         search_space={"micro_batch": [1, 2, 4, 8, 16, 32], "log_interval": [1, 10]},
-        budget={"trials": 7, "least_gain": 0},  # six configurations fit, so one at least does not
+        budget={
+            "trials": 7,
+            "min_improvement": 0,
+        },  # six configurations fit, so one at least does not
     )
     assert found.returncode == 0, found.stdout + found.stderr
     tiny.assert_complete(trials=7)
@@ -124,7 +127,7 @@ def test_a_hang_is_recorded_with_its_rank_and_the_study_goes_on(
         tiny,
         {"trouble": trouble, "above": 4, "at": 2},  # the first step has a timeout of its own
         search_space={"micro_batch": [1, 2, 4, 8]},
-        measurement=quick_measurement(step_deadline=4),
+        measurement=quick_measurement(step_timeout=4),
     )
     assert found.returncode == 0, found.stdout + found.stderr
     tiny.assert_complete(trials=4)

@@ -26,8 +26,8 @@ MANY = 5_000
 WHOLE: dict[str, Any] = {
     "budget": {"trials": 12},
     "search_space": {"micro_batch": [1, 2, 4, 8, 16, 32], "log_interval": [1, 10]},
-    "objective": {"global_batch": "free", "price_per_device_hour": 2.5},
-    "measurement": {"baseline_runs": 3, "search_precision": 0.05, "attribution": 2},
+    "objective": {"global_batch_size": "free", "price_per_device_hour": 2.5},
+    "measurement": {"baseline_runs": 3, "search_ci_half_width": 0.05, "ablation_rounds": 2},
 }
 """Sections of a study that has everything: choice, proof, contributions, money."""
 SAME_BATCH: dict[str, Any] = {
@@ -39,7 +39,12 @@ SAME_BATCH: dict[str, Any] = {
         "bucket_cap_mb": [5, 25, 100],
     },
     "baseline": {"micro_batch": 2, "accumulation_steps": 8},
-    "measurement": {"baseline_runs": 3, "search_precision": 0.05, "attribution": 2, "rounds": 5},
+    "measurement": {
+        "baseline_runs": 3,
+        "search_ci_half_width": 0.05,
+        "ablation_rounds": 2,
+        "rounds": 5,
+    },
 }
 _UNSTEADY: dict[str, Any] = {"seed": 2, "variation": SpeedVariation(0.15, 10.0)}
 _UNSTABLE: dict[str, Any] = {"seed": 4, "variation": SpeedVariation(0.35, 25.0)}
@@ -248,11 +253,16 @@ def _script(played: Replayed) -> Shown:
                 "log_interval": "--log-every",
             },
         },
-        measurement={"warmup": 2.0, "longest": 5.0, "block_seconds": 0.25, "attribution": 1},
+        measurement={
+            "warmup": 2.0,
+            "max_measure_time": 5.0,
+            "block_seconds": 0.25,
+            "ablation_rounds": 1,
+        },
         baseline=gpu_policy.BASELINES["mb4"],
         search_space=gpu_policy.SPACE,
         budget={"trials": None, "wall_time": 300},
-        objective={"price_per_device_hour": 3.2, "job_hours": 72},
+        objective={"price_per_device_hour": 3.2, "expected_job_hours": 72},
         sampler="model",
         resources={"workers": 1},
     )

@@ -37,25 +37,25 @@ def tiny_study(**changes: Any) -> dict[str, Any]:
         "resources": {"workers": 2},
         "search_space": {"micro_batch": [1, 2, 4, 8], "log_interval": [1, 10]},
         "baseline": {"micro_batch": 2},
-        "objective": {"global_batch": "free"},
+        "objective": {"global_batch_size": "free"},
         "budget": {"trials": 4},
         "measurement": {
             "block_seconds": 0.05,
             "min_steps": 2,
             "warmup": 0.1,
-            "longest": 0.2,
-            "search_precision": 0.2,
-            "confirm_precision": 0.2,
+            "max_measure_time": 0.2,
+            "search_ci_half_width": 0.2,
+            "confirm_ci_half_width": 0.2,
             "finalists": 1,
-            "attribution": 0,
+            "ablation_rounds": 0,
             "rounds": 3,
-            "startup_deadline": 60,
-            "step_deadline": 20,
+            "startup_timeout": 60,
+            "step_timeout": 20,
         },
     }
     study.update(changes)
     if isinstance(study["budget"], dict):
-        study["budget"] = {"least_gain": 0, **study["budget"]}
+        study["budget"] = {"min_improvement": 0, **study["budget"]}
     return study
 
 
@@ -150,7 +150,7 @@ def ends_within(pid: int, seconds: float) -> bool:
 
 def quick_measurement(**changes: Any) -> dict[str, Any]:
     """The measurement section of tiny_study at its shortest; keyword arguments replace fields."""
-    section = {**tiny_study()["measurement"], "warmup": 0.05, "longest": 0.1, "rounds": 2}
+    section = {**tiny_study()["measurement"], "warmup": 0.05, "max_measure_time": 0.1, "rounds": 2}
     section["baseline_runs"] = 1
     return {**section, **changes}
 

@@ -84,7 +84,7 @@ RESOURCES = st.fixed_dictionaries(
         "gpus_per_worker": st.none() | st.integers(0, 1) | st.floats(0, 1),
         "cpus_per_worker": st.integers(1, 4096),
         "memory_per_worker": st.none() | st.integers(2**20, 2**50) | st.just("4GiB"),
-        "slots": st.none() | st.integers(1, 10_000),
+        "max_concurrent_trials": st.none() | st.integers(1, 10_000),
     },
 )
 BUDGETS = st.fixed_dictionaries(
@@ -100,13 +100,13 @@ MEASUREMENTS = st.fixed_dictionaries(
         "block_seconds": SECONDS,
         "min_steps": st.integers(1, 10_000),
         "warmup": SECONDS | st.just("20s"),
-        "longest": SECONDS,
-        "search_precision": FRACTIONS,
-        "confirm_precision": FRACTIONS,
+        "max_measure_time": SECONDS,
+        "search_ci_half_width": FRACTIONS,
+        "confirm_ci_half_width": FRACTIONS,
         "finalists": st.integers(1, 20),
         "rounds": st.integers(2, 50),
-        "startup_deadline": SECONDS,
-        "step_deadline": SECONDS,
+        "startup_timeout": SECONDS,
+        "step_timeout": SECONDS,
     },
 )
 
@@ -140,9 +140,9 @@ def studies(draw: st.DrawFn) -> dict[str, Any]:
         study["resources"]["workers"] = workers
         study["objective"] = {
             "metric": draw(st.sampled_from(["samples_per_second", "tokens_per_second"])),
-            "global_batch": draw(
+            "global_batch_size": draw(
                 st.just(baseline["micro_batch"] * baseline["accumulation_steps"] * workers)
-                | st.sampled_from(["keep", "free"])
+                | st.sampled_from(["fixed", "free"])
             ),
         }
     return json.loads(json.dumps(study))  # no list twice: YAML would write it as an alias

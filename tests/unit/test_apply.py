@@ -413,7 +413,7 @@ def test_every_knob_of_the_catalogue_is_asked_for_by_the_rank(name):
     parallelism = "data_parallel" if name == "loss_placement" else "ddp"
     if name.startswith("fsdp_"):
         parallelism = "fsdp"
-    without = knobs(loader_workers=int(of_workers), parallelism=parallelism)
+    without = knobs(num_workers=int(of_workers), parallelism=parallelism)
     del without[name]
     request = of_one_rank(without)
     with pytest.raises(KeyError, match=name):

@@ -206,7 +206,7 @@ def test_channels_last_leaves_other_convolutions_as_they_are():
     assert [layer.weight.is_contiguous() for layer in model] == [False, True, True]
 
 
-# loader_workers
+# num_workers
 
 
 class WhoAmI(torch.utils.data.Dataset):
@@ -231,7 +231,7 @@ def test_loader_workers_prepare_the_batches(workers):
         nn.Linear(1, 1), WhoAmI(), loss, lambda p: torch.optim.SGD(p, lr=0.1)
     )
     persistent = workers > 0
-    loop = training(workload, loader_workers=workers, persistent_workers=persistent, micro_batch=4)
+    loop = training(workload, num_workers=workers, persistent_workers=persistent, micro_batch=4)
     for _ in range(20):  # more than an epoch: they live on
         loop.step()
     assert len(seen) == max(1, workers)
@@ -287,7 +287,7 @@ def test_the_defaults_are_those_of_a_plain_script():
     found = knobs()
     plain = {"static_graph": False, "broadcast_buffers": True, "gradient_compression": "none"}
     assert {name: found[name] for name in plain} == plain
-    assert (found["loader_workers"], found["optimizer_kernels"]) == (0, "default")
+    assert (found["num_workers"], found["optimizer_kernels"]) == (0, "default")
 
 
 # first_bucket_mb, find_unused_parameters
@@ -385,7 +385,9 @@ class Headed(nn.Module):
         return self.head(hidden)
 
 
-@pytest.mark.parametrize(("parallelism", "blocks_kept"), [("fsdp", False), ("fsdp_keep", True)])
+@pytest.mark.parametrize(
+    ("parallelism", "blocks_kept"), [("fsdp", False), ("fsdp_no_reshard", True)]
+)
 def test_what_is_in_no_block_is_not_gathered_twice(parallelism, blocks_kept):
     model = parallel.wrapped(knobs(parallelism=parallelism), Headed(), CPU)
     model(torch.ones(2, WIDTH))
@@ -444,7 +446,7 @@ def test_workers_live_on_only_if_asked_and_prepare_as_many_batches_as_asked():
     for persistent in (False, True):
         found = feeding.loader(
             regression(),
-            knobs(loader_workers=1, persistent_workers=persistent, prefetch_factor=5),
+            knobs(num_workers=1, persistent_workers=persistent, prefetch_factor=5),
             rank=0,
             world_size=1,
             seed=0,

@@ -62,7 +62,7 @@ def test_script_that_divides_its_batch_by_its_accumulation_is_told_that() -> Non
 def test_setting_over_all_ranks_is_found_in_one_run() -> None:
     found, runs = searched(lambda s: (s["--batch-size"] // 2, 3), {"--batch-size": 16}, workers=2)
     assert found.flags == {"micro_batch": "--batch-size"}
-    assert found.over_all_ranks == ("micro_batch",)
+    assert found.global_flags == ("micro_batch",)
     assert len(runs) == 1
 
 
@@ -203,8 +203,8 @@ DERIVED = BatchSettings({"micro_batch": "--b"}, keeps_global_batch=True)
     ("found", "expected"),
     [
         (BatchSettings(BOTH), (6, 10)),
-        (BatchSettings(BOTH, over_all_ranks=OF_ALL), (6, 5)),
-        (BatchSettings(BOTH, over_all_ranks=("micro_batch",)), (3, 10)),
+        (BatchSettings(BOTH, global_flags=OF_ALL), (6, 5)),
+        (BatchSettings(BOTH, global_flags=("micro_batch",)), (3, 10)),
         (DERIVED, (6, 5)),
         (BatchSettings(in_proportion={"micro_batch": {"--b": 6}}, keeps_global_batch=True), (6, 5)),
         (BatchSettings({"accumulation_steps": "--a"}, keeps_global_batch=True), (3, 10)),
@@ -217,7 +217,7 @@ def test_ranks_of_more_nodes_share_what_counts_all_of_them(
     assert (seen.micro_batch, seen.accumulation_steps) == expected
 
 
-@pytest.mark.parametrize("found", [DERIVED, BatchSettings(BOTH, over_all_ranks=OF_ALL)])
+@pytest.mark.parametrize("found", [DERIVED, BatchSettings(BOTH, global_flags=OF_ALL)])
 def test_what_more_nodes_cannot_share_evenly_is_refused(found: BatchSettings) -> None:
     with pytest.raises(BadInput, match=r"accumulation_steps is 5 .* of all 2: give a number"):
         of_all_nodes(SurveyResult(micro_batch=6, accumulation_steps=5), found, 2)

@@ -362,7 +362,7 @@ def test_knobs_of_a_script_are_read_as_they_were_written(folder):
     ("before", "after"),
     [
         ("  micro_batch: 32\n  bucket", "  micro_batch: 16\n  bucket"),
-        ("knobs:\n", "knobs:\n  loader_workers: 2\n"),
+        ("knobs:\n", "knobs:\n  num_workers: 2\n"),
         ("  channels_last: true\n", ""),
         ("  bucket_cap_mb: 0.5\n", "  bucket_cap_mb: 2026-01-01\n"),
         ("  bucket_cap_mb: 0.5\n", "  bucket_cap_mb: {1: a, b: c}\n"),

@@ -38,7 +38,7 @@ FIELDS: dict[str, Any] = {
     "search_space": {"micro_batch": [8, 16]},
     "knobs": KNOBS,
     "baseline": {"micro_batch": 8, "tp": 1},
-    "objective": {"global_batch": "free"},
+    "objective": {"global_batch_size": "free"},
 }
 
 
@@ -90,7 +90,7 @@ def test_placeholders_are_filled(tmp_path: Path) -> None:
         ({}, {"baseline": {"micro_batch": 8, "tp": "a"}}, "baseline.tp: must be a number"),
         ({}, {"knobs": {"tp": {"values": [1], "flag": "--tp"}}}, "knobs.tp.flag: is for scripts: a"),
         ({}, {"search_space": {"micro_batch": [8, "max"]}}, "search_space.micro_batch[1]: is not"),
-        ({}, {"objective": {}}, "objective.global_batch: stays only if the command accumulates"),
+        ({}, {"objective": {}}, "objective.global_batch_size: stays only if the command accumulates"),
         ({"throughput": {}}, {}, "workload.throughput: must be either json_lines or pattern"),
         ({"throughput": {"json_lines": "m"}}, {}, "throughput.json_lines: must be a file in {f"),
         ({"throughput": {"pattern": "(a"}}, {}, "throughput.pattern: is no regular expression: missing"),

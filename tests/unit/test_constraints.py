@@ -10,7 +10,12 @@ from torch._dynamo.backends.distributed import DDPOptimizer
 
 from autotune.config import StudySpec
 from search_spaces import CATALOGUE, Facts, defaults, infeasible, preset, preset_names
-from search_spaces.constraints import global_batch, refused_global_batch, runs_slowly, unmet_needs
+from search_spaces.constraints import (
+    global_batch_size,
+    refused_global_batch,
+    runs_slowly,
+    unmet_needs,
+)
 from search_spaces.knob import Choice, Range
 from tests.support.steering import tiny_study
 
@@ -252,7 +257,7 @@ def test_a_fused_update_inside_zero1_never_sees_the_scale_of_the_loss():
         assert infeasible({**defaults(), **scaled, name: defaults()[name]}, AMPERE) == []
 
 
-@pytest.mark.parametrize("parallelism", ["fsdp", "fsdp_keep", "hsdp"])
+@pytest.mark.parametrize("parallelism", ["fsdp", "fsdp_no_reshard", "hsdp"])
 def test_sharded_weights_have_no_memory_format(parallelism):
     sharded = {**defaults(), "channels_last": True, "parallelism": parallelism}
     (reason,) = infeasible(sharded, dataclasses.replace(AMPERE, nodes=2, world_size=4))
@@ -304,7 +309,7 @@ HOPPER = Facts("cuda", 2, (9, 0), backend="nccl")
         ({"float8": "rowwise", "precision": "bf16", "compile": "default"}, "precision"),
         ({"float8": "rowwise", "precision": "bf16", "compile": "default"}, "compile"),
         ({"fsdp_prefetch": 2, "parallelism": "fsdp"}, "parallelism"),
-        ({"fsdp_reduce_dtype": "bf16", "parallelism": "fsdp_keep"}, "parallelism"),
+        ({"fsdp_reduce_dtype": "bf16", "parallelism": "fsdp_no_reshard"}, "parallelism"),
     ],
 )
 def test_some_knobs_act_beside_another_only(chosen, unchanged):
@@ -354,10 +359,10 @@ RANKS = st.integers(1, 512)
 def test_a_fixed_global_batch_is_held_exactly(micro, steps, ranks, fixed):
     knobs = {**defaults(), "micro_batch": micro, "accumulation_steps": steps}
     actual = micro * steps * ranks
-    assert global_batch(knobs, ranks) == actual
-    assert infeasible(knobs, Facts("cpu", ranks, global_batch=actual)) == []
+    assert global_batch_size(knobs, ranks) == actual
+    assert infeasible(knobs, Facts("cpu", ranks, global_batch_size=actual)) == []
     assert infeasible(knobs, Facts("cpu", ranks)) == []
-    reasons = infeasible(knobs, Facts("cpu", ranks, global_batch=fixed))
+    reasons = infeasible(knobs, Facts("cpu", ranks, global_batch_size=fixed))
     assert bool(reasons) is (fixed != actual)
     for reason in reasons:
         assert f"micro_batch {micro} x accumulation_steps {steps} x {ranks} ranks" in reason

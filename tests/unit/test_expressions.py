@@ -118,10 +118,10 @@ def test_no_text_does_anything_else(text: str) -> None:
 
 
 def test_a_constraint_that_does_not_hold_is_the_reason() -> None:
-    facts = Facts("cpu", 8, rules=("tp * pp <= world_size", "global_batch == 64"))
+    facts = Facts("cpu", 8, rules=("tp * pp <= world_size", "global_batch_size == 64"))
     knobs = {**defaults(), "tp": 4, "pp": 4}
     assert infeasible({**knobs, "pp": 2}, facts) == []
     assert infeasible(knobs, facts) == [
         "the constraint `tp * pp <= world_size` does not hold: tp=4, pp=4, world_size=8"
     ]
-    assert "global_batch=128" in infeasible({**knobs, "pp": 1, "micro_batch": 16}, facts)[0]
+    assert "global_batch_size=128" in infeasible({**knobs, "pp": 1, "micro_batch": 16}, facts)[0]

@@ -15,11 +15,11 @@ BASELINE = {**defaults(), "parallelism": "none", "micro_batch": 4}
 BUNDLE = {
     "micro_batch": 16,
     "precision": "bf16",
-    "loader_workers": 2,
+    "num_workers": 2,
     "persistent_workers": True,
     "prefetch_factor": 4,
 }
-WITHOUT_WORKERS = {"loader_workers": 0, "persistent_workers": False, "prefetch_factor": 2}
+WITHOUT_WORKERS = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": 2}
 
 
 def space_of(bundle, baseline, facts=CPU):
@@ -53,8 +53,8 @@ def test_every_change_of_a_refused_kind_is_taken_back():
 
 
 def test_a_change_that_goes_only_with_a_later_one_stays():
-    baseline = {**BASELINE, "loader_workers": 2, "persistent_workers": True}
-    fewer = {"loader_workers": 0, "persistent_workers": False}
+    baseline = {**BASELINE, "num_workers": 2, "persistent_workers": True}
+    fewer = {"num_workers": 0, "persistent_workers": False}
     assert rest(space_of(fewer, baseline), baseline, fewer, Barred()) == fewer
 
 
@@ -91,7 +91,7 @@ def test_a_part_that_must_run_out_of_memory_is_split_without_a_trial():
 
 def test_what_ran_out_of_memory_rules_out_nothing_that_ran():
     """Loader workers take memory of the host, in which the baseline's micro-batch fits."""
-    bundle = {"micro_batch": 16, "loader_workers": 32, "log_interval": 50}
+    bundle = {"micro_batch": 16, "num_workers": 32, "log_interval": 50}
     space = space_of(bundle, BASELINE)
     baseline, failed = (
         space.complete({name: BASELINE[name] for name in bundle}),
@@ -100,7 +100,7 @@ def test_what_ran_out_of_memory_rules_out_nothing_that_ran():
     found = fitting(
         space, BASELINE, halves(space, BASELINE, bundle, "OOM"), [Shortage(failed, False)]
     )
-    assert {**bundle, "loader_workers": 0, "log_interval": 10} in [one.params for one in found]
+    assert {**bundle, "num_workers": 0, "log_interval": 10} in [one.params for one in found]
     ran = {**failed, "log_interval": 10}
     again = Suggestion(bundle, "why")
     assert list(fitting(space, BASELINE, [again], [Shortage(failed, False)], [baseline])) != [again]
@@ -118,10 +118,10 @@ def test_what_may_fit_is_suggested_as_it_is():
 
 
 def test_device_without_memory_has_none_either_beside_other_loader_workers():
-    bundle = {"micro_batch": 16, "loader_workers": 2}
+    bundle = {"micro_batch": 16, "num_workers": 2}
     space, suggestion = (
         space_of(bundle, BASELINE),
-        Suggestion({**bundle, "loader_workers": 0}, "why"),
+        Suggestion({**bundle, "num_workers": 0}, "why"),
     )
     failed = space.complete(bundle)
 

@@ -61,7 +61,7 @@ def test_of_a_script_all_that_differs_is_said_or_named_and_nothing_else(form: st
     turned = {"micro_batch": 16, "log_interval": 5, "cpu_threads": 2}
     same = FORMATS[form](of_script(flags, {}, {}))
     assert not same.unsaid
-    changes = {"bucket_cap_mb": 5, "nccl_algo": "Ring", "loader_workers": 0}
+    changes = {"bucket_cap_mb": 5, "nccl_algo": "Ring", "num_workers": 0}
     for kind, differing in (("turned", turned), ("changes", changes)):
         for name, value in differing.items():
             alone = {"turned": {}, "changes": {}, kind: {name: value}}
@@ -144,8 +144,8 @@ TORCHTITAN_0_3 = {
     "knobs",
     [
         {},
-        {"parallelism": "fsdp", "compile": "default", "loader_workers": 2, "pin_memory": True},
-        {"parallelism": "fsdp_keep", "persistent_workers": True, "loader_workers": 1},
+        {"parallelism": "fsdp", "compile": "default", "num_workers": 2, "pin_memory": True},
+        {"parallelism": "fsdp_no_reshard", "persistent_workers": True, "num_workers": 1},
         {"optimizer_kernels": "foreach", "precision": "pure_bf16"},
     ],
 )

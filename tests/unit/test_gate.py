@@ -250,7 +250,7 @@ def test_failure_that_an_earlier_version_did_not_repeat_is_final(purpose: Purpos
 
 
 def out_of(attempts: Attempts) -> list[int]:
-    found = record(attempts, falling, BASELINE, Rules(refuse_unchecked=False))
+    found = record(attempts, falling, BASELINE, Rules(reject_unverified=False))
     return [*(one.trial for one in found.refused), *found.unchecked]
 
 
@@ -281,8 +281,8 @@ def level(attempt: int) -> list[StoredBlock]:
 
 
 def test_a_check_that_began_with_other_rows_says_nothing_of_configurations_that_do_not() -> None:
-    checks = [check(1, Purpose.REFERENCE), check_of_third(loader_workers=4)]
-    attempts = Attempts([*with_third(loader_workers=4), *checks], BASELINE)
+    checks = [check(1, Purpose.REFERENCE), check_of_third(num_workers=4)]
+    attempts = Attempts([*with_third(num_workers=4), *checks], BASELINE)
     assert list(unchecked(attempts, level, BASELINE)) == [2]
     found = next_check([Candidate(1, HALF, 0)], BASELINE, attempts, level)
     assert found is not None and (found.purpose, found.trial) == (Purpose.NUMERICS, 1)

@@ -50,7 +50,7 @@ def test_options_are_knobs_by_their_names(tmp_path: Path) -> None:
     ]
     assert spec.search_space == {"micro_batch": [4, 8, 16]}
     assert spec.baseline == {"micro_batch": 8}
-    assert spec.objective.global_batch == "free"
+    assert spec.objective.global_batch_size == "free"
 
 
 def test_command_with_ranks_elsewhere_must_be_allowed_to_write(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_what_accumulates_keeps_the_global_batch(tmp_path: Path) -> None:
         "{accumulation_steps}",
     ]
     assert spec.search_space == {"micro_batch": [1, 2], "accumulation_steps": [2, 4, 8]}
-    assert spec.objective.global_batch == "keep"
+    assert spec.objective.global_batch_size == "fixed"
 
 
 def test_command_that_fixes_its_global_batch_keeps_it(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_command_that_fixes_its_global_batch_keeps_it(tmp_path: Path) -> None:
         load(path)
     spec = filled(path, **{"accumulation_steps: TODO": "accumulation_steps: 4"})
     assert spec.workload.keeps_global_batch
-    assert spec.global_batch(2) == 16
+    assert spec.global_batch_size(2) == 16
 
 
 def test_what_is_left_to_do_is_named_with_its_line(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ _SEEN = SurveyResult(
     accumulation_steps=2,
     loader=True,
     ddp=True,
-    own={"loader_workers": 0},
+    own={"num_workers": 0},
     options=(Option("--batch-size", "batch_size", 8),),
 )
 
@@ -120,9 +120,9 @@ def test_samples_that_a_setting_is_seen_to_turn_are_no_guess() -> None:
 @pytest.mark.parametrize(
     ("workload", "batch", "counts"),
     [
-        ({"script": "train.py"}, "keep", "samples"),
+        ({"script": "train.py"}, "fixed", "samples"),
         ({"script": "train.py"}, "free", "tokens"),
-        ({"name": "gpt"}, "keep", "tokens"),
+        ({"name": "gpt"}, "fixed", "tokens"),
     ],
 )
 def test_tokens_of_a_script_compare_only_under_a_free_global_batch(
@@ -133,7 +133,7 @@ def test_tokens_of_a_script_compare_only_under_a_free_global_batch(
             "name": "a",
             "workload": workload,
             "search_space": {"bucket_cap_mb": [5, 25]},
-            "objective": {"metric": "tokens_per_second", "global_batch": batch},
+            "objective": {"metric": "tokens_per_second", "global_batch_size": batch},
         }
     )
     assert spec.counts == counts
@@ -162,7 +162,7 @@ def test_options_of_the_script_are_written_with_their_words() -> None:
             "channels_last": Turned(
                 "model.last=", False, (False, True), {"false": "False", "true": "True"}
             ),
-            "loader_workers": Turned("-j", 0, (0, 2), refused=(0,)),
+            "num_workers": Turned("-j", 0, (0, 2), refused=(0,)),
         },
         ("--fused true is not optimizer_kernels: default as before",),
     )
@@ -176,7 +176,7 @@ def test_options_of_the_script_are_written_with_their_words() -> None:
     space = spec.values()
     assert space["compile"] == ["none", "default"]
     assert space["channels_last"] == [False, True]
-    assert 0 not in space["loader_workers"]
+    assert 0 not in space["num_workers"]
     baseline = spec.full_baseline()
     assert (baseline["compile"], baseline["precision"]) == ("default", "fp32")
     assert "# Not here: --fused true is not optimizer_kernels" in text
@@ -184,10 +184,10 @@ def test_options_of_the_script_are_written_with_their_words() -> None:
 
 
 def test_option_that_is_clamped_has_words_for_every_value_of_the_study() -> None:
-    own = OwnOptions({"loader_workers": Turned("-j", 2, (0, 2), {"2": 8, "0": 0})})
+    own = OwnOptions({"num_workers": Turned("-j", 2, (0, 2), {"2": 8, "0": 0})})
     _, spec = written(own=own)
-    assert spec.values()["loader_workers"] == [0, 2]
-    assert spec.full_baseline()["loader_workers"] == 2
+    assert spec.values()["num_workers"] == [0, 2]
+    assert spec.full_baseline()["num_workers"] == 2
 
 
 def test_fused_update_is_not_offered_to_a_model_with_sparse_gradients() -> None:

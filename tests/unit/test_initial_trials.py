@@ -26,21 +26,21 @@ def profile(**shares):
 
 
 def test_the_answer_to_the_bottleneck_comes_first():
-    values = {"loader_workers": [0, 1, 2], "precision": ["fp32", "bf16"], "log_interval": [10, 50]}
+    values = {"num_workers": [0, 1, 2], "precision": ["fp32", "bf16"], "log_interval": [10, 50]}
     found = findings(profile(loader=0.7), defaults(), CPU)
     assert found[0].name == "loader"
     first, second = experts(space(**values), defaults(), found)
-    assert first.params == {"loader_workers": 2, "precision": "fp32", "log_interval": 10}
-    assert "70%" in first.reason and "loader_workers" in first.reason
-    assert second.params == {"loader_workers": 2, "precision": "bf16", "log_interval": 50}
+    assert first.params == {"num_workers": 2, "precision": "fp32", "log_interval": 10}
+    assert "70%" in first.reason and "num_workers" in first.reason
+    assert second.params == {"num_workers": 2, "precision": "bf16", "log_interval": 50}
     assert "half the bytes" in second.reason
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(1.0, 1), (2.0, 1), (2.5, 1), (16.0, 2)])
 def test_processes_that_load_leave_a_core_to_the_step(cores, workers):
-    values = {"loader_workers": [0, 1, 2, 4]}
+    values = {"num_workers": [0, 1, 2, 4]}
     (only,) = experts(space(**values), defaults(), [], cores=cores)
-    assert only.params == {"loader_workers": workers}
+    assert only.params == {"num_workers": workers}
 
 
 def test_what_answers_copies_is_what_acts_on_copies():
@@ -56,7 +56,7 @@ def test_the_micro_batch_grows_by_no_more_than_four_times():
     values = {"micro_batch": [8, 16, 32, 64, 128]}
     (only,) = experts(space(**values), defaults(), [])
     assert only.params == {"micro_batch": 32}
-    splits = Facts("cpu", 1, global_batch=36)
+    splits = Facts("cpu", 1, global_batch_size=36)
     baseline = {**defaults(), "micro_batch": 4, "accumulation_steps": 9}
     (only,) = experts(Space({"micro_batch": [4, 32]}, baseline, splits), baseline, [])
     assert only.params == {"micro_batch": 12}
@@ -68,7 +68,7 @@ def test_what_is_not_feasible_is_not_suggested():
 
 
 def test_a_finding_whose_knobs_do_not_vary_suggests_nothing():
-    found = [Finding("loader", 0.9, "steps wait", ("loader_workers",))]
+    found = [Finding("loader", 0.9, "steps wait", ("num_workers",))]
     suggestions = experts(space(precision=["fp32", "bf16"]), defaults(), found)
     assert [s.params for s in suggestions] == [{"precision": "bf16"}]
 

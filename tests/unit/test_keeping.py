@@ -59,14 +59,14 @@ def test_script_knows_what_it_has_to_derive_otherwise_than_today(tmp_path: Path)
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_attempts_know_whether_the_script_keeps_its_batch(tmp_path: Path, *, keeps: bool) -> None:
-    objective = {"global_batch": "keep" if keeps else "free"}
+    objective = {"global_batch_size": "fixed" if keeps else "free"}
     spec = study(tmp_path, {**KEEPING, "keeps_global_batch": keeps}, objective=objective)
     assert attempts_of([], spec).complete().keeps_batch is keeps
 
 
 def test_every_configuration_has_the_global_batch_of_the_baseline(tmp_path: Path) -> None:
     spec = study(tmp_path, KEEPING)
-    facts = Facts("cpu", 2, global_batch=spec.global_batch(2))
+    facts = Facts("cpu", 2, global_batch_size=spec.global_batch_size(2))
     space = Space(spec.values(), spec.full_baseline(), facts)
     assert space.splits is not None
     assert space.splits.steps == {64: 1, 32: 2, 16: 4, 8: 8}
@@ -80,7 +80,7 @@ def test_script_that_is_told_its_accumulation_derives_its_micro_batch(tmp_path: 
         "keeps_global_batch": True,
     }
     spec = study(tmp_path, workload, search_space={"accumulation_steps": [1, 2, 4]})
-    assert spec.global_batch(1) == 64
+    assert spec.global_batch_size(1) == 64
 
 
 def test_split_without_whole_steps_is_none() -> None:
@@ -94,7 +94,11 @@ def test_split_without_whole_steps_is_none() -> None:
 @pytest.mark.parametrize(
     ("workload", "changes", "told"),
     [
-        ({}, {"objective": {"global_batch": "free"}}, "does not go with `global_batch: free`"),
+        (
+            {},
+            {"objective": {"global_batch_size": "free"}},
+            "does not go with `global_batch_size: free`",
+        ),
         ({}, {"baseline": {"micro_batch": 32}}, "say under baseline what accumulation_steps is"),
         (
             {},
@@ -141,7 +145,7 @@ def test_settings_that_make_up_a_micro_batch_are_changed_by_its_factor(tmp_path:
 @pytest.mark.parametrize(
     ("workload", "told"),
     [
-        ({"flags": {"micro_batch": "--bs"}}, "is among flags or over_all_ranks as well"),
+        ({"flags": {"micro_batch": "--bs"}}, "is among flags or global_flags as well"),
         ({"in_proportion": {"precision": {"--p": 1}}}, "must be micro_batch or accumulation_steps"),
         ({"in_proportion": {"micro_batch": {}}}, "has no settings"),
         ({"in_proportion": {"micro_batch": {"a b": 1}}}, "must be --flag"),
@@ -191,9 +195,9 @@ OVER_ALL = {
     "script": "train.py",
     "args": ["--bs", "64"],
     "flags": {"micro_batch": "--bs"},
-    "over_all_ranks": ["micro_batch"],
+    "global_flags": ["micro_batch"],
 }
-OF_ONE = {"baseline": {"micro_batch": 16}, "objective": {"global_batch": "free"}}
+OF_ONE = {"baseline": {"micro_batch": 16}, "objective": {"global_batch_size": "free"}}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.export.formats import FORMATS
 from autotune.worker.effects import apply, parallel
-from autotune.worker.effects.feeding import LOADER_ARGUMENTS
+from autotune.worker.effects.feeding import OF_LOADER
 from autotune.worker.inject import changes
 from search_spaces import CATALOGUE, defaults
 from search_spaces.catalogue import not_from_outside, without_target
@@ -146,9 +146,9 @@ def test_new_entry_is_all_that_the_derived_tables_need(monkeypatch: pytest.Monke
     )
     monkeypatch.setitem(CATALOGUE, toy.name, toy)
     alone = {**defaults(), toy.name: False}
-    beside = {**alone, "loader_workers": 2}
+    beside = {**alone, "num_workers": 2}
     conflicts = [*conflicts_of([toy])]
-    assert [one.second for one in conflicts if one.holds(alone)] == ["loader_workers"]
+    assert [one.second for one in conflicts if one.holds(alone)] == ["num_workers"]
     assert not [one for one in conflicts if one.holds(beside)]
     both = {**beside, "persistent_workers": True}
     assert [one.second for one in conflicts if one.holds(both)] == ["persistent_workers"]
@@ -179,9 +179,9 @@ def test_every_target_is_that_of_a_knob() -> None:
     assert targets >= {apply.ATTENTION, *apply.TARGETS}
 
 
-@pytest.mark.parametrize("name", LOADER_ARGUMENTS)
+@pytest.mark.parametrize("name", OF_LOADER)
 def test_argument_of_the_loader_is_the_one_that_the_entry_names(name: str) -> None:
-    assert CATALOGUE[name].applied == f"DataLoader({LOADER_ARGUMENTS[name]}=...)"
+    assert CATALOGUE[name].applied == f"DataLoader({name}=...)"
 
 
 @pytest.mark.parametrize("name", parallel.DDP_ARGUMENTS)

@@ -30,13 +30,13 @@ def test_every_one_of_them_is_a_knob() -> None:
     )
     found = unusable(bare)
     assert set(found) <= set(CATALOGUE)
-    assert {"loader_workers", "optimizer_kernels", "channels_last", "layer_keep"} < set(found)
+    assert {"num_workers", "optimizer_kernels", "channels_last", "layer_keep"} < set(found)
     assert "micro_batch" not in found
 
 
 def test_what_a_model_has_is_usable() -> None:
     gpt = workload.build(BUILT_IN["gpt"], {"layers": 2, "d_model": 32, "heads": 2, "length": 8})
-    assert not {*OF_TRANSFORMERS, "loss_chunks", "loader_workers"} & set(unusable(gpt))
+    assert not {*OF_TRANSFORMERS, "loss_chunks", "num_workers"} & set(unusable(gpt))
     assert {"channels_last", "cudnn_benchmark"} <= set(unusable(gpt))
     images = workload.build(BUILT_IN["convnet"], {"size": 8, "width": 4, "blocks": 2})
     assert not {"channels_last", "broadcast_buffers"} & set(unusable(images))

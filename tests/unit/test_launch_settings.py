@@ -28,7 +28,7 @@ def best(flags: dict[str, str] = BATCH, **changes: Any) -> BestConfig:
         resources={"workers": 2},
         search_space={"micro_batch": [16, 32], "bucket_cap_mb": [5, 25]},
         baseline={"micro_batch": 16, "accumulation_steps": 2},
-        objective={"global_batch": "free"},
+        objective={"global_batch_size": "free"},
     )
     knobs = {**spec.full_baseline(), "micro_batch": 32, "accumulation_steps": 1}
     knobs["bucket_cap_mb"] = 5
@@ -454,11 +454,11 @@ def switched(chosen: bool, args: list[str], flag: str) -> BestConfig:
         workload={
             "script": "train.py",
             "args": args,
-            "flags": {"pin_memory": flag, "loader_workers": "--workers"},
+            "flags": {"pin_memory": flag, "num_workers": "--workers"},
         },
         resources={"workers": 2},
-        search_space={"pin_memory": [False, True], "loader_workers": [2, 4]},
-        baseline={"pin_memory": flag in args, "loader_workers": 2},
+        search_space={"pin_memory": [False, True], "num_workers": [2, 4]},
+        baseline={"pin_memory": flag in args, "num_workers": 2},
     )
     knobs = {**spec.full_baseline(), "pin_memory": chosen}
     return BestConfig(knobs, 2, {}, script=script_of(spec, knobs, Path.cwd(), 2))

@@ -40,29 +40,11 @@ def test_launcher_is_named_alone_or_with_its_fields(said: dict[str, Any], sectio
     assert spec(**said).launcher == section
 
 
-@pytest.mark.parametrize(
-    ("stored", "section"),
-    [
-        ({"launcher": "local", "ray_address": None}, LocalSection(kind="local")),
-        ({"launcher": "ray", "ray_address": None}, RaySection(kind="ray")),
-        ({"launcher": "ray", "ray_address": "h:1"}, RaySection(kind="ray", address="h:1")),
-    ],
-)
-def test_record_of_an_earlier_version_is_read(stored: dict[str, Any], section: object) -> None:
-    assert spec(**stored).launcher == section
-
-
 @pytest.mark.parametrize("all_fields", [True, False])
 def test_stored_launcher_is_read_again_unchanged(all_fields: bool) -> None:
     first = spec(launcher={"kind": "ray", "address": "h:1"})
     stored = first.model_dump(mode="json", exclude_defaults=not all_fields)
     assert StudySpec.model_validate(stored).launcher == first.launcher
-
-
-def test_former_field_in_a_file_is_refused_with_its_new_place(tmp_path: Path) -> None:
-    (told,) = mistakes(tmp_path, launcher="ray", ray_address="h:1")
-    assert told.startswith("ray_address: ")
-    assert "launcher: {kind: ray, address:" in told
 
 
 @pytest.mark.parametrize("given", ["mpi", 3, {"kind": "mpi"}, {"address": "h:1"}])

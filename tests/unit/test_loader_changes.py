@@ -26,10 +26,10 @@ def _workers(loader: DataLoader[Any]) -> int:
 
 
 def _other_loader() -> None:
-    changes = _changes({"loader_workers": 2}, loader_workers=1)
+    changes = _changes({"num_workers": 2}, num_workers=1)
     other = DataLoader(_ROWS)
     assert _workers(other) == 0
-    assert changes.idle() == ["loader_workers"]
+    assert changes.idle() == ["num_workers"]
     training = DataLoader(_ROWS, num_workers=2)
     assert _workers(training) == 1
     assert not changes.idle()
@@ -41,7 +41,7 @@ def test_loader_with_other_workers_than_the_baseline_keeps_them() -> None:
 
 
 def _read_by_an_evaluation() -> None:
-    _changes({"loader_workers": 0}, loader_workers=1, persistent_workers=True)
+    _changes({"num_workers": 0}, num_workers=1, persistent_workers=True)
     loader = DataLoader(_ROWS)
     assert _workers(loader) == 1
     with torch.no_grad():
@@ -54,7 +54,7 @@ def test_loader_is_as_the_script_has_built_it_while_gradients_are_disabled() -> 
 
 
 def _without_workers() -> None:
-    _changes({"loader_workers": 1}, loader_workers=0)
+    _changes({"num_workers": 1}, num_workers=0)
     loader = DataLoader(_ROWS, num_workers=1, timeout=9, persistent_workers=True)
     assert _workers(loader) == 0
     with torch.inference_mode():
@@ -68,14 +68,14 @@ def test_workers_of_an_evaluation_stay() -> None:
 
 
 def _first_batch_without_gradients() -> None:
-    changes = _changes({"loader_workers": 0}, loader_workers=1)
+    changes = _changes({"num_workers": 0}, num_workers=1)
 
     def drawn(**order: Any) -> Iterator[Any]:
         yield from DataLoader(_ROWS, **order)
 
     with torch.no_grad():
         next(drawn(shuffle=False))
-        assert changes.idle() == ["loader_workers"]
+        assert changes.idle() == ["num_workers"]
         training = DataLoader(_ROWS, shuffle=True)
         assert _workers(training) == 1
     assert not changes.idle()
@@ -86,11 +86,11 @@ def test_loader_that_shuffles_is_changed_wherever_it_is_first_read() -> None:
 
 
 def _that_constructs_itself() -> None:
-    changes = _changes({"loader_workers": 0}, loader_workers=1)
+    changes = _changes({"num_workers": 0}, num_workers=1)
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     loader = StatefulDataLoader(_ROWS, batch_size=2)
-    assert changes.idle() == ["loader_workers"]
+    assert changes.idle() == ["num_workers"]
     assert _workers(loader) == 1
     with torch.no_grad():
         assert _workers(loader) == 0
@@ -100,7 +100,7 @@ def _that_constructs_itself() -> None:
 
 
 def _with_state() -> None:
-    _changes({"loader_workers": 0}, loader_workers=1)
+    _changes({"num_workers": 0}, num_workers=1)
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     loader = StatefulDataLoader(_ROWS)
@@ -119,7 +119,7 @@ class _Stream(IterableDataset[int]):
 
 
 def _streamed_with_state() -> None:
-    _changes({"loader_workers": 1}, loader_workers=0)
+    _changes({"num_workers": 1}, num_workers=0)
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     loader = StatefulDataLoader(_Stream(), num_workers=1, persistent_workers=True)
@@ -147,7 +147,7 @@ def test_stateful_loader_of_torchdata_is_changed_as_well() -> None:
 
 
 def _persistent() -> None:
-    _changes({"loader_workers": 2}, loader_workers=1)
+    _changes({"num_workers": 2}, num_workers=1)
     loader = DataLoader(_ROWS, num_workers=2, persistent_workers=True)
     for _ in range(2):
         with torch.no_grad():
@@ -161,9 +161,9 @@ def test_persistent_workers_of_an_evaluation_are_not_those_of_the_training() -> 
 
 
 def _of_another_machine() -> None:
-    changes = _changes({"loader_workers": 8}, loader_workers=1)
+    changes = _changes({"num_workers": 8}, num_workers=1)
     assert _workers(DataLoader(_ROWS, num_workers=3)) == 3
-    assert changes.idle() == ["loader_workers"]
+    assert changes.idle() == ["num_workers"]
     assert _workers(DataLoader(_ROWS, shuffle=True, num_workers=3)) == 1
     assert not changes.idle()
 
@@ -174,9 +174,7 @@ def test_loader_that_shuffles_is_changed_whatever_workers_the_machine_gives_it()
 
 
 def _derived(wanted: bool) -> None:
-    changes = _changes(
-        {"persistent_workers": False, "loader_workers": 0}, persistent_workers=wanted
-    )
+    changes = _changes({"persistent_workers": False, "num_workers": 0}, persistent_workers=wanted)
     loader = DataLoader(_ROWS, num_workers=1, persistent_workers=True)
     assert loader.persistent_workers is wanted
     iter(loader)
@@ -200,7 +198,7 @@ def test_loader_that_has_the_wanted_value_already_is_one_that_has_it() -> None:
 
 
 def _built_anew() -> None:
-    _changes({"loader_workers": 1}, loader_workers=0)
+    _changes({"num_workers": 1}, num_workers=0)
     loader = DataLoader(_ROWS, num_workers=1, multiprocessing_context="fork")
     names = ("num_workers", "multiprocessing_context", "timeout", "prefetch_factor")
     anew = DataLoader(_ROWS, **{name: getattr(loader, name) for name in names})

@@ -142,10 +142,10 @@ def test_an_unknown_peak_is_no_peak():
 
 
 def test_other_loader_workers_find_no_more_memory_on_a_device():
-    grid = Grid({**SPACE, "loader_workers": CategoricalDistribution([0, 4])})
+    grid = Grid({**SPACE, "num_workers": CategoricalDistribution([0, 4])})
 
     def of(*found):
-        names = ("micro_batch", "loader_workers")
+        names = ("micro_batch", "num_workers")
         rest = {"precision": "fp32", "log_interval": 10}
         return grid.rows_of([{**rest, **dict(zip(names, one, strict=True))} for one in found])
 

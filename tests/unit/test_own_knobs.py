@@ -167,7 +167,10 @@ def test_knob_may_have_the_name_of_a_measurement(tmp_path: Path) -> None:
         ({"constraints": ["tp < 'a'"]}, "constraints[0]: makes no sense for all values"),
         ({"constraints": ["tp > world_size"]}, "[0]: no configuration satisfies it; the baseline"),
         ({"constraints": ["tp == 4"]}, "constraints[0]: the baseline does not satisfy it: tp=2"),
-        ({"constraints": ["global_batch == 64"]}, "constraints[0]: global_batch is not known of"),
+        (
+            {"constraints": ["global_batch_size == 64"]},
+            "constraints[0]: global_batch_size is not known of",
+        ),
         ({"constraints": [3]}, "constraints[0]: must be string"),
     ],
 )

@@ -35,7 +35,7 @@ def words(*options: Option, facts: Facts = ON_CPU) -> dict[str, list[tuple[str, 
         (Option("--dtype", "dtype", "float16"), "precision", "bfloat16"),
         (Option("--precision", "precision", "32-true"), "precision", "bf16-mixed"),
         (Option("--optim", "optim", "adamw_torch"), "optimizer_kernels", "adamw_torch_fused"),
-        (Option("-j", "workers", 0), "loader_workers", 2),
+        (Option("-j", "workers", 0), "num_workers", 2),
         (Option("--print-freq", "print_freq", 10), "log_interval", 2),
         (Option("--log-steps", "log_steps", 2), "log_interval", 20),
         (Option("--fast", "fast", 0, help="Wrap in torch.compile."), "compile", 1),
@@ -171,16 +171,16 @@ def test_interval_of_readings_shows_by_their_number() -> None:
 
 def test_workers_that_a_script_refuses_are_not_offered() -> None:
     option = Option("-j", "workers", 2)
-    found = searched(option, None, {"loader_workers": 3}, loader_workers=2)
-    assert found.turned["loader_workers"].refused == (0,)
-    assert found.values("loader_workers", [0, 1, 2, 4]) == [1, 2, 4]
+    found = searched(option, None, {"num_workers": 3}, num_workers=2)
+    assert found.turned["num_workers"].refused == (0,)
+    assert found.values("num_workers", [0, 1, 2, 4]) == [1, 2, 4]
 
 
 def test_workers_that_a_script_clamps_have_the_values_that_were_seen() -> None:
-    found = searched(Option("-j", "workers", 8), {"loader_workers": 0}, loader_workers=2)
-    turned = found.turned["loader_workers"]
+    found = searched(Option("-j", "workers", 8), {"num_workers": 0}, num_workers=2)
+    turned = found.turned["num_workers"]
     assert (turned.baseline, turned.words) == (2, {"2": 8, "0": 0})
-    assert found.values("loader_workers", [0, 1, 2, 4]) == [0, 2]
+    assert found.values("num_workers", [0, 1, 2, 4]) == [0, 2]
 
 
 def test_refused_are_values_of_the_knob_and_all_of_them() -> None:
@@ -286,7 +286,7 @@ _EFFECTS: Mapping[str, Mapping[str, Any]] = {
     "--amp": {"precision": "bf16", "reads": 9},
     "--channels-last": {"channels_last": True},
     "--print-freq": {},
-    "-j": {"loader_workers": 2},
+    "-j": {"num_workers": 2},
 }
 
 
@@ -316,7 +316,7 @@ class Script:
 def test_options_of_several_knobs_share_a_run() -> None:
     script = Script()
     found = script.searched(AMP, FAST, Option("-j", "workers", 0))
-    assert found.turned.keys() == {"precision", "channels_last", "loader_workers"}
+    assert found.turned.keys() == {"precision", "channels_last", "num_workers"}
     assert script.runs == [{"--amp", "--channels-last"}, {"-j"}]
 
 

@@ -21,7 +21,7 @@ def recipe(name: str) -> StudySpec:
 def space(spec: StudySpec) -> Space:
     workers = 8
     facts = Facts(
-        *("cuda", workers, (9, 0), spec.global_batch(workers), "nccl"),
+        *("cuda", workers, (9, 0), spec.global_batch_size(workers), "nccl"),
         rules=tuple(spec.constraints),
     )
     return Space(spec.values(), spec.full_baseline(), facts)
@@ -103,7 +103,7 @@ def test_every_value_reaches_its_argument_and_no_other(path: Path) -> None:
         ),
         (
             "deepspeed",
-            {"zero": "ds_zero3.json", "loader_workers": 4},
+            {"zero": "ds_zero3.json", "num_workers": 4},
             "--deepspeed ds_zero3.json --model_name_or_path",
         ),
         (

@@ -119,7 +119,7 @@ def test_launch_bound_trials_in_one_process_share_its_speed(
 
     (slot,) = ReplayLauncher(noted, workers=1).slots
     for number in range(8):
-        given = knobs(micro_batch=4, loader_workers=number)
+        given = knobs(micro_batch=4, num_workers=number)
         request = trial(Path("/w"), trial=f"{number}", knobs=given, world_size=1, stays=stays)
         slot.run_solo(request, lambda _: False)
     assert (slot.launches, len(rates)) == (launches, 8)

@@ -123,7 +123,7 @@ def test_what_has_a_history_is_no_start_of_another_training(name: str, value: ob
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
 def test_compiled_model_takes_what_is_not_in_its_graph(mode: str) -> None:
     now = {**defaults(), "compile": mode}
-    assert why_not_taken_over(now, {**now, "log_interval": 1, "loader_workers": 2}) == ""
+    assert why_not_taken_over(now, {**now, "log_interval": 1, "num_workers": 2}) == ""
 
 
 @pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])

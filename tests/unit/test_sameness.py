@@ -50,7 +50,7 @@ def comparison(
     )
 
 
-WORKERS = {"loader_workers": 2}
+WORKERS = {"num_workers": 2}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_data_parallel_is_refused_where_it_computes_the_rows_of_all_ranks_at_onc
     found = comparison(both[0], ({"parallelism": "data_parallel"}, both[1]))
     assert "parallelism changes its statistics" in found.refused()[1]
     allowed = comparison(
-        both[0], ({"parallelism": "data_parallel"}, both[1]), refuse_batch_dependent=False
+        both[0], ({"parallelism": "data_parallel"}, both[1]), reject_batch_dependent=False
     )
     assert allowed.refused() == {}
     assert "parallelism changes" in " ".join(
@@ -127,7 +127,7 @@ def test_data_parallel_is_refused_where_it_computes_the_rows_of_all_ranks_at_onc
 
 
 def test_workers_that_stay_are_refused_where_the_dataset_changes() -> None:
-    knobs = {"loader_workers": 1, "persistent_workers": True}
+    knobs = {"num_workers": 1, "persistent_workers": True}
     found = comparison(
         seen(),
         (knobs, seen(epochs=1, stale=["dataset.epoch"])),
@@ -173,7 +173,7 @@ def test_another_micro_batch_under_batch_normalisation_is_refused_unless_allowed
     baseline, other = seen(batch_dependent="BatchNorm"), {"micro_batch": 4, "accumulation_steps": 2}
     trials = ((other, baseline), ({"bucket_cap_mb": 5}, baseline))
     assert list(comparison(baseline, *trials).refused()) == [1]
-    allowed = comparison(baseline, *trials, refuse_batch_dependent=False)
+    allowed = comparison(baseline, *trials, reject_batch_dependent=False)
     assert allowed.refused() == {}
     assert "BatchNorm" in " ".join(allowed.open(1, {**BASELINE, **other}))
 
@@ -237,7 +237,7 @@ def test_an_allowed_split_with_other_updates_stays_a_risk() -> None:
     configuration = {**BASELINE, **SPLIT}
     for optimizer, word in (("SGD", "does not divide its loss"), ("AdamW", "clipped")):
         told = updates(8.0, FAST, optimizer)
-        found = comparison(updates(1.0, SLOW), (SPLIT, told), refuse_batch_dependent=False)
+        found = comparison(updates(1.0, SLOW), (SPLIT, told), reject_batch_dependent=False)
         assert found.refused() == {}
         said = " ".join(found.open(1, configuration))
         assert word in said

@@ -29,7 +29,9 @@ def test_cost_counts_every_rank() -> None:
 
 
 def test_saving_of_a_job_has_the_bounds_of_its_speed_up() -> None:
-    found = Saving.of(Ratio(1.25, 1.2, 1.3), COST, job_hours=100.0, world_size=8, price=2.0)
+    found = Saving.of(
+        Ratio(1.25, 1.2, 1.3), COST, expected_job_hours=100.0, world_size=8, price=2.0
+    )
     assert found is not None and found.money is not None
     assert found.hours.value == pytest.approx(20.0)
     assert found.hours.low == pytest.approx(100.0 * (1 - 1 / 1.2))
@@ -41,7 +43,9 @@ def test_saving_of_a_job_has_the_bounds_of_its_speed_up() -> None:
 
 
 def test_saving_of_a_vague_speed_up_is_that_of_its_estimate() -> None:
-    found = Saving.of(Ratio(2.0, 1.25, 8.0), COST, job_hours=100.0, world_size=8, price=None)
+    found = Saving.of(
+        Ratio(2.0, 1.25, 8.0), COST, expected_job_hours=100.0, world_size=8, price=None
+    )
     assert found is not None
     assert (found.hours.low, found.hours.value) == pytest.approx((20.0, 50.0))
     assert found.money is None
@@ -52,12 +56,12 @@ def test_facts_of_a_saving_have_its_estimate_its_interval_and_what_is_assumed(
     assumed: bool,
 ) -> None:
     speedup = Ratio(1.2, 1.026, 1.41)
-    found = Saving.of(speedup, COST, job_hours=168.0, world_size=8, price=None)
+    found = Saving.of(speedup, COST, expected_job_hours=168.0, world_size=8, price=None)
     assert found is not None
     facts = {fact.name: fact for fact in saving_facts(found, COST, assumed=assumed)}
     saves, paid = facts["saves"], facts["payback"]
     assert (saves.figure, saves.interval) == ("28 h of a job of 168 h", "4.2 h to 49 h")
-    assert ("objective.job_hours" in saves.note) == assumed
+    assert ("objective.expected_job_hours" in saves.note) == assumed
     assert (paid.figure, paid.interval) == ("30 min of training", "14 min to 3.9 h")
 
 

@@ -111,7 +111,7 @@ def study(folder: Path, workload: dict[str, Any], **changes: Any) -> Path:
     fields: dict[str, Any] = {
         "search_space": {"micro_batch": [8, 16], "bucket_cap_mb": [5, 25]},
         "baseline": {},
-        "objective": {"global_batch": "free"},
+        "objective": {"global_batch_size": "free"},
     }
     return write_study(folder, workload=workload, **{**fields, **changes})
 
@@ -219,7 +219,6 @@ def test_what_follows_a_switch_is_no_value_of_it(
             {"search_space": {"pin_memory": [False, True]}},
             "workload.args do not say what data.pin= is today",
         ),
-        (SCRIPT, {"objective": {"global_batch": None}}, "objective.global_batch: is empty; say"),
         (SCRIPT, {"search_space": {"precision": ["fp32", "fp16"]}}, "cannot be fp16 from outside"),
         (
             SCRIPT,
@@ -228,13 +227,13 @@ def test_what_follows_a_switch_is_no_value_of_it(
         ),
         (
             SCRIPT,
-            {"objective": {"global_batch": "keep"}},
-            "objective.global_batch: stays only if the script accumulates more",
+            {"objective": {"global_batch_size": "fixed"}},
+            "objective.global_batch_size: stays only if the script accumulates more",
         ),
         (
             SCRIPT,
-            {"objective": {"global_batch": "keep"}, "search_space": {"micro_batch": [8]}},
-            "objective.global_batch: stays only if the script accumulates more",
+            {"objective": {"global_batch_size": "fixed"}, "search_space": {"micro_batch": [8]}},
+            "objective.global_batch_size: stays only if the script accumulates more",
         ),
     ],
 )
@@ -249,7 +248,7 @@ def test_what_cannot_be_is_refused(
 
 def test_present_value_is_that_of_the_variable(tmp_path: Path) -> None:
     workload = {"script": "train.py", "flags": {"micro_batch": "$BS", "pin_memory": "$PIN"}}
-    changes = {"env": {"BS": "16", "PIN": "True"}, "objective": {"global_batch": "free"}}
+    changes = {"env": {"BS": "16", "PIN": "True"}, "objective": {"global_batch_size": "free"}}
     spec = load(study(tmp_path, workload, search_space={"micro_batch": [16, 32]}, **changes))
     assert spec.full_baseline()["micro_batch"] == 16
     assert spec.full_baseline()["pin_memory"] is True
@@ -261,7 +260,7 @@ def test_stored_study_whose_variable_says_otherwise_is_read() -> None:
         "workload": {"script": "train.py", "flags": {"micro_batch": "$BS"}},
         "search_space": {"micro_batch": [8, 32]},
         "baseline": {"micro_batch": 8},
-        "objective": {"global_batch": "free"},
+        "objective": {"global_batch_size": "free"},
         "env": {"BS": "16"},
     }
     assert as_stored(stored).full_baseline()["micro_batch"] == 8
@@ -350,7 +349,7 @@ def test_the_allocator_keeps_what_the_study_tells_it() -> None:
 
 
 def test_arguments_for_all_ranks_are_told_to_be_for_as_many() -> None:
-    config = best(over_all_ranks={"flags": ["--b"], "ranks": 8})
+    config = best(global_flags={"flags": ["--b"], "ranks": 8})
     job = script_job(config, ["python", "src/train.py"], {})
     assert "--b counts what all ranks have together: here for the 8" in "; ".join(job.differences)
 
@@ -494,7 +493,7 @@ def test_what_all_ranks_have_together_is_told_the_script_so():
     workload = {
         **SCRIPT,
         "flags": {"micro_batch": "--batch", "accumulation_steps": "--steps="},
-        "over_all_ranks": ["accumulation_steps"],
+        "global_flags": ["accumulation_steps"],
     }
     given = {"micro_batch": 4, "accumulation_steps": 2}
     spec = StudySpec.model_validate(

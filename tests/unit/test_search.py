@@ -61,7 +61,7 @@ def test_what_can_only_have_one_value_beside_the_others_is_no_parameter():
 
 @pytest.mark.parametrize("name", ["model", "tpe", "gp", "random", "grid"])
 def test_no_sampler_repeats_itself_or_leaves_the_feasible(name):
-    facts = Facts(device="cpu", world_size=2, global_batch=64)
+    facts = Facts(device="cpu", world_size=2, global_batch_size=64)
     values = {
         "micro_batch": [1, 2, 4, 8, 16, 32],
         "accumulation_steps": [1, 2, 4, 8, 16, 32],
@@ -101,13 +101,13 @@ def test_nothing_that_must_run_out_of_memory_is_asked():
 
 @pytest.mark.parametrize("ran", ["", "COMPLETE", "PRUNED"])
 def test_failure_rules_out_what_needs_as_much_unless_its_equal_ran(ran):
-    values = {"micro_batch": [4, 8], "loader_workers": [0, 32], "log_interval": [1, 10]}
+    values = {"micro_batch": [4, 8], "num_workers": [0, 32], "log_interval": [1, 10]}
     space = Space(values, {**defaults(), "log_interval": 1}, CPU)
     study = optuna.create_study(direction="maximize", sampler=sampler("random", space, seed=0))
 
     def told(workers, *, log_interval, end):
         study.enqueue_trial(
-            {"micro_batch": 4, "loader_workers": workers, "log_interval": log_interval}
+            {"micro_batch": 4, "num_workers": workers, "log_interval": log_interval}
         )
         trial = study.ask(space.distributions())
         trial.set_user_attr("end", end)
@@ -124,7 +124,7 @@ def test_failure_rules_out_what_needs_as_much_unless_its_equal_ran(ran):
         while True:
             trial = study.ask(space.distributions())
             study.tell(trial, 1.0)
-            asked.add((trial.params["micro_batch"], trial.params["loader_workers"]))
+            asked.add((trial.params["micro_batch"], trial.params["num_workers"]))
     assert (8, 0) in asked
     assert ((8, 32) in asked) is bool(ran)
 
@@ -135,8 +135,8 @@ def test_memory_is_compared_only_where_all_else_is_the_same():
     assert needs_more_memory(large, small)
     assert not needs_more_memory(small, large)
     assert not needs_more_memory({**large, "precision": "bf16"}, small)
-    assert not needs_more_memory({**large, "loader_workers": 4}, small)
-    assert needs_more_memory({**large, "loader_workers": 4}, small, on_device=True)
+    assert not needs_more_memory({**large, "num_workers": 4}, small)
+    assert needs_more_memory({**large, "num_workers": 4}, small, on_device=True)
 
 
 @pytest.mark.parametrize("parallelism", ["ddp", "none", "fsdp"])
@@ -253,7 +253,7 @@ def test_what_a_trial_costs_is_asked_of_whole_configurations():
 
 
 def test_what_the_baseline_is_made_of_reaches_the_model():
-    values = {"micro_batch": [4, 8, 16], "loader_workers": [0, 2, 4], "bucket_cap_mb": [1, 25, 100]}
+    values = {"micro_batch": [4, 8, 16], "num_workers": [0, 2, 4], "bucket_cap_mb": [1, 25, 100]}
     space = Space(values, {**defaults(), "micro_batch": 8}, CPU)
     promised = []
     for shares in (None, {"loader": 0.6, "compute": 0.4}):
@@ -262,7 +262,7 @@ def test_what_the_baseline_is_made_of_reaches_the_model():
             model.see({**defaults(), "micro_batch": 8}, shares)
         study = optuna.create_study(direction="maximize", sampler=model)
         for workers, rate in ((0, 1.0), (2, 1.0)):
-            study.enqueue_trial({"micro_batch": 8, "loader_workers": workers, "bucket_cap_mb": 25})
+            study.enqueue_trial({"micro_batch": 8, "num_workers": workers, "bucket_cap_mb": 25})
             study.tell(study.ask(space.distributions()), rate)
         promised.append(model.prediction(study.trials).gain)
     assert promised[0] != promised[1]
@@ -352,11 +352,11 @@ WITH_SWITCHES = {
     "micro_batch": [8, 16, 32, 64],
     "precision": ["fp32", "tf32", "bf16", "fp16", "pure_bf16"],
     "optimizer_kernels": ["default", "foreach", "fused"],
-    "loader_workers": [0, 2, 4, 8],
+    "num_workers": [0, 2, 4, 8],
     "pin_memory": [False, True],
     "persistent_workers": [False, True],
     "prefetch_factor": [2, 4],
-    "parallelism": ["ddp", "zero1", "fsdp", "fsdp_keep"],
+    "parallelism": ["ddp", "zero1", "fsdp", "fsdp_no_reshard"],
     "bucket_cap_mb": [5, 25, 50, 100, 200],
     "first_bucket_mb": [1, 5],
     "gradient_as_bucket_view": [False, True],

@@ -382,7 +382,7 @@ def test_what_a_settings_file_includes_is_found_from_its_copy(
             workload=workload,
             baseline={},
             search_space={"micro_batch": [8, 16]},
-            objective={"global_batch": "free"},
+            objective={"global_batch_size": "free"},
         )
     )
     knobs = {**spec.full_baseline(), "micro_batch": 16}

@@ -17,7 +17,7 @@ from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 BASELINE = defaults()
-RIVAL = {**BASELINE, "loader_workers": 2}
+RIVAL = {**BASELINE, "num_workers": 2}
 RUN = 5.0
 LEFT = WallTime(40.0, 15.0)
 

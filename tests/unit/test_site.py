@@ -142,7 +142,7 @@ OVERRIDE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
         ({}, [], False),
         ({"baseline": {"precision": "tf32"}}, DEVICES, False),
         ({"env": {OVERRIDE: "0"}}, DEVICES, False),
-        ({"workload": SCRIPT, "objective": {"global_batch": "free"}}, DEVICES, False),
+        ({"workload": SCRIPT, "objective": {"global_batch_size": "free"}}, DEVICES, False),
     ],
 )
 def test_tf32_of_the_environment_is_told_before_a_factory_is_launched(

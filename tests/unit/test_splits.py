@@ -11,8 +11,8 @@ from autotune.search.space import Space, divisors, splits
 from search_spaces import Facts, defaults, infeasible, preset
 
 
-def space_of(values, baseline, global_batch, ranks=2, refusal=lambda _: ""):
-    facts = Facts("cpu", ranks, global_batch=global_batch)
+def space_of(values, baseline, global_batch_size, ranks=2, refusal=lambda _: ""):
+    facts = Facts("cpu", ranks, global_batch_size=global_batch_size)
     return Space(values, {**defaults(), **baseline}, facts, refusal)
 
 
@@ -38,7 +38,7 @@ def test_divisors_are_those(number):
 def test_every_configuration_has_exactly_the_global_batch(sizes, steps, size, step, ranks):
     values = {"micro_batch": sizes, "accumulation_steps": steps, "log_interval": [1, 10]}
     baseline = {**defaults(), "micro_batch": size, "accumulation_steps": step}
-    facts = Facts("cpu", ranks, global_batch=size * step * ranks)
+    facts = Facts("cpu", ranks, global_batch_size=size * step * ranks)
     space = Space(values, baseline, facts)
     found = pairs(space)
     assert (size, step) in found
@@ -120,7 +120,7 @@ def test_a_value_that_needs_another_split_has_a_partner():
 
 
 def test_large_spaces_are_counted_by_a_sample():
-    space = space_of(preset("ddp") | {"loader_workers": [0, 1, 2, 4]}, {}, None)
+    space = space_of(preset("ddp") | {"num_workers": [0, 1, 2, 4]}, {}, None)
     assert space.size > 20_000
     (line,) = outline(space, None)
     assert line == "About 30,000 configurations remain, of any global batch."

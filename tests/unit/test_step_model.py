@@ -131,7 +131,7 @@ LOADED = {
     "bucket_cap_mb": [1, 5, 25, 100],
     "gradient_as_bucket_view": [False, True],
     "optimizer_kernels": ["default", "foreach", "fused"],
-    "loader_workers": [0, 1, 2, 4],
+    "num_workers": [0, 1, 2, 4],
     "pin_memory": [False, True],
     "log_interval": [1, 10, 50],
 }
@@ -143,7 +143,7 @@ BASELINE = {
     "bucket_cap_mb": 25,
     "gradient_as_bucket_view": False,
     "optimizer_kernels": "default",
-    "loader_workers": 0,
+    "num_workers": 0,
     "pin_memory": False,
     "log_interval": 10,
 }
@@ -173,7 +173,7 @@ def shown(profile):
     nothing = np.zeros((0, len(LOADED)), dtype=np.int64)
     own = Observations(rows, np.ones(2), np.full(2, NOISE), nothing, 1.0)
     model = StepModel(LOADED_GRID, own, profile)
-    return float(model.promise(LOADED_GRID.encode({**BASELINE, "loader_workers": 4})[None, :])[0])
+    return float(model.promise(LOADED_GRID.encode({**BASELINE, "num_workers": 4})[None, :])[0])
 
 
 def test_a_profile_of_what_was_not_measured_says_nothing():
@@ -201,7 +201,7 @@ def trials_until_close(seed, profile):
         sent *= view if p["gradient_as_bucket_view"] else 1.0
         update = SHARES["optimizer"] * (fused if p["optimizer_kernels"] == "fused" else 1.0)
         compute = SHARES["compute"] * (half if p["precision"] == "bf16" else 1.0)
-        loading = SHARES["loader"] * workers[p["loader_workers"]]
+        loading = SHARES["loader"] * workers[p["num_workers"]]
         return loading + compute + (sent + update + SHARES["launching"]) / m
 
     best = min(time(dict(zip(LOADED, v, strict=True))) for v in itertools.product(*LOADED.values()))

@@ -49,13 +49,16 @@ def trials(rates) -> list[FrozenTrial]:
     return made
 
 
-def reasons(predictions, first=6, *, seconds=1.0, rounds=10, job_hours=168.0, least_gain=None):
+def reasons(
+    predictions, first=6, *, seconds=1.0, rounds=10, expected_job_hours=168.0, min_improvement=None
+):
     """After each trial from this one on, asked anew each time, as a daemon that has just begun."""
     known = dict(enumerate(predictions, first))
     found = []
     for number in known:
         worth = ExpectedGainStopping(
-            TrialEconomics(job_hours, rounds, least_gain), lambda some: known.get(len(some))
+            TrialEconomics(expected_job_hours, rounds, min_improvement),
+            lambda some: known.get(len(some)),
         )
         end = worth.why_enough(trials([100.0] * number), seconds, SIGMA)
         found.append(end.text if end else "")
@@ -98,14 +101,14 @@ def test_the_search_goes_on_while(worth):
 
 def test_not_before_six_trials_nor_where_nobody_asks_for_it():
     assert not any(reasons([expecting()] * 6, first=1))
-    assert not any(reasons([expecting()] * 4, least_gain=0))
+    assert not any(reasons([expecting()] * 4, min_improvement=0))
     assert not any(reasons([None] * 4))
 
 
 def test_who_wants_large_gains_only_is_content_sooner():
     large = [expecting(gain=0.2, left=0.2)] * 2
     assert not any(reasons(large))
-    assert "are worth it (budget.least_gain 30.00%" in reasons(large, least_gain=0.3)[-1]
+    assert "are worth it (budget.min_improvement 30.00%" in reasons(large, min_improvement=0.3)[-1]
 
 
 def test_gain_that_is_next_to_nothing_is_told_as_less_than_the_finest_figure():
@@ -116,11 +119,11 @@ def test_gain_that_is_next_to_nothing_is_told_as_less_than_the_finest_figure():
 def test_a_trial_has_to_pay_for_itself_within_the_job():
     twice = [expecting(gain=0.01)] * 2
     minutes = 10 * 60.0  # of a day they are 0.7 %
-    assert not any(reasons(twice, seconds=minutes, job_hours=DAY))
-    assert not any(reasons(twice, seconds=2 * minutes, job_hours=7 * DAY))
-    told = reasons(twice, seconds=2 * minutes, job_hours=DAY)[-1]
+    assert not any(reasons(twice, seconds=minutes, expected_job_hours=DAY))
+    assert not any(reasons(twice, seconds=2 * minutes, expected_job_hours=7 * DAY))
+    told = reasons(twice, seconds=2 * minutes, expected_job_hours=DAY)[-1]
     assert "another trial is expected to bring 1.00%, less than the 1.39% that are worth it" in told
-    assert "(1.2e+03 s are 0.014 of a job of 24 hours, objective.job_hours" in told
+    assert "(1.2e+03 s are 0.014 of a job of 24 hours, objective.expected_job_hours" in told
 
 
 def test_what_the_confirmation_cannot_show_is_worth_nothing_however_long_the_job():
@@ -128,9 +131,9 @@ def test_what_the_confirmation_cannot_show_is_worth_nothing_however_long_the_job
     assert economics.visible(SIGMA) == pytest.approx(1.96 * SIGMA * (2 / 10) ** 0.5)
     assert economics.least(1.0, SIGMA) == pytest.approx(0.1 * economics.visible(SIGMA))
     little = [expecting(gain=0.9 * economics.least(1.0, SIGMA))] * 2
-    assert reasons(little, job_hours=1e6)[-1]
+    assert reasons(little, expected_job_hours=1e6)[-1]
     # More rounds show more.
-    assert not any(reasons(little, job_hours=1e6, rounds=50))
+    assert not any(reasons(little, expected_job_hours=1e6, rounds=50))
 
 
 def never(_: object) -> Prediction:
@@ -162,8 +165,8 @@ def test_a_model_that_does_not_hold_ends_with_what_trials_bring(rates, ends):
 
 
 def test_end_by_the_cost_of_a_trial_and_by_the_gain_asked_for_are_two_causes():
-    def cause(least_gain):
-        rule = ExpectedGainStopping(TrialEconomics(168.0, 10, least_gain), never)
+    def cause(min_improvement):
+        rule = ExpectedGainStopping(TrialEconomics(168.0, 10, min_improvement), never)
         end = rule.why_enough(trials([100.0] * 60), 1.0, SIGMA)
         return end and end.cause
 
@@ -196,7 +199,7 @@ def test_search_without_a_trial_that_runs_ends_whatever_they_fail_by(ends, is_ov
     ended = trials([1.0 if end == AttemptState.COMPLETE else None for end in ends])
     for trial, end in zip(ended, ends, strict=True):
         trial.set_user_attr("end", end)
-    budget = Budget(BudgetSpec(least_gain=0.0), world_size=1)
+    budget = Budget(BudgetSpec(min_improvement=0.0), world_size=1)
     found = budget.why_spent(ended, Attempts([], {}, ()))
     assert (found is not None and found.cause == SearchEndCause.ALL_FAIL) is is_over
 

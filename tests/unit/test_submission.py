@@ -359,7 +359,7 @@ def settings(folder: Path, **changes: Any) -> StudySpec:
 
 
 def measurement(**changes: Any) -> dict[str, Any]:
-    return {"longest": 1.0, "startup_deadline": 60, "step_deadline": 20, **changes}
+    return {"max_measure_time": 1.0, "startup_timeout": 60, "step_timeout": 20, **changes}
 
 
 def measured(repository: Repository, rate: float | None = 100.0) -> StoredStudy:
@@ -381,13 +381,13 @@ def test_changed_deadlines_and_variables_are_taken_over_and_recorded(
     before = settings(tmp_path, measurement=measurement(), env={"A": "1"})
     submission.submit(repository, before, tmp_path)
     study = measured(repository)
-    after = settings(tmp_path, measurement=measurement(step_deadline=300), env={"A": "2", "B": "3"})
+    after = settings(tmp_path, measurement=measurement(step_timeout=300), env={"A": "2", "B": "3"})
     found = submission.submit(repository, after, tmp_path)
-    assert (found.id, found.spec["measurement"]["step_deadline"]) == (study.id, 300.0)
+    assert (found.id, found.spec["measurement"]["step_timeout"]) == (study.id, 300.0)
     assert found.spec["env"] == {"A": "2", "B": "3"}
     assert len(repository.attempts.of(study.id)) == 1
     (message,) = repository.messages.of(study.id)
-    assert "measurement.step_deadline 20.0 -> 300.0" in message.text
+    assert "measurement.step_timeout 20.0 -> 300.0" in message.text
     assert "env.B (not set) -> 3" in message.text
 
 
@@ -410,8 +410,10 @@ def test_settings_that_change_what_figures_mean_are_named(
 ) -> None:
     submission.submit(repository, settings(tmp_path, measurement=measurement()), tmp_path)
     measured(repository)
-    after = settings(tmp_path, measurement=measurement(longest=2.0, step_deadline=300), seed=3)
-    with pytest.raises(BadInput, match=r"other settings \(measurement\.longest, seed\)"):
+    after = settings(
+        tmp_path, measurement=measurement(max_measure_time=2.0, step_timeout=300), seed=3
+    )
+    with pytest.raises(BadInput, match=r"other settings \(measurement\.max_measure_time, seed\)"):
         submission.submit(repository, after, tmp_path)
 
 

@@ -565,7 +565,7 @@ def test_a_provisional_answer_knows_what_is_known_by_now_of_the_noise():
     """The first trial was told with what was assumed; equal runs have shown three times that since."""
     first = (
         noisy_run(1, "search", 0, 100.0, 0.02),
-        noisy_run(2, "search", 1, 115.0, 0.02, loader_workers=4),
+        noisy_run(2, "search", 1, 115.0, 0.02, num_workers=4),
     )
     again = [
         noisy_run(number, "calibrate", 0, rate, 0.06) for number, rate in ((3, 91.0), (4, 106.0))
@@ -577,7 +577,7 @@ def test_a_provisional_answer_knows_what_is_known_by_now_of_the_noise():
 def test_provisional_speedup_is_that_of_the_trial_table(noise):
     attempts = (
         noisy_run(1, "search", 0, 100.0, 0.02),
-        noisy_run(2, "search", 1, 150.0, 0.02, loader_workers=4),
+        noisy_run(2, "search", 1, 150.0, 0.02, num_workers=4),
         noisy_run(3, "calibrate", 0, 104.0, 0.02),
         noisy_run(4, "calibrate", 0, 99.0, 0.02),
     )
@@ -609,13 +609,13 @@ def test_what_cannot_change_numerics_is_not_called_unchecked():
     """It leads, but not surely; what follows it may compute something else."""
     found = provisionally(
         noisy_run(1, "search", 0, 100.0, 0.02),
-        noisy_run(2, "search", 1, 110.0, 0.02, loader_workers=4),
+        noisy_run(2, "search", 1, 110.0, 0.02, num_workers=4),
     )
     assert found.trial == 0
     assert found.unchecked is None
     found = provisionally(
         noisy_run(1, "search", 0, 100.0, 0.02),
-        noisy_run(2, "search", 1, 110.0, 0.02, loader_workers=4),
+        noisy_run(2, "search", 1, 110.0, 0.02, num_workers=4),
         noisy_run(3, "search", 2, 108.0, 0.02, precision="bf16"),
     )
     assert found.unchecked.touched == ("precision",)
@@ -624,7 +624,7 @@ def test_what_cannot_change_numerics_is_not_called_unchecked():
 def test_a_provisional_answer_takes_a_noise_that_few_runs_tell_for_known_by_few():
     few = (
         noisy_run(1, "search", 0, 100.0, 0.02),
-        noisy_run(2, "search", 1, 110.0, 0.02, loader_workers=4),
+        noisy_run(2, "search", 1, 110.0, 0.02, num_workers=4),
     )
     many = [noisy_run(number, "calibrate", 0, 100.0, 0.02) for number in range(3, 13)]
     assert provisionally(*few).trial == 0
@@ -635,7 +635,7 @@ def test_many_runs_on_one_node_leave_the_doubt_of_the_node():
     def on_another_node(level):
         runs = [noisy_run(number, "calibrate", 0, 100.0, 0.001) for number in range(2, 12)]
         trials = [
-            noisy_run(20 + number, purpose, 1, level, 0.001, environment=2, loader_workers=4)
+            noisy_run(20 + number, purpose, 1, level, 0.001, environment=2, num_workers=4)
             for number, purpose in enumerate(("search", "confirm", "confirm"))
         ]
         return provisionally(noisy_run(1, "search", 0, 100.0, 0.001), *runs, *trials)

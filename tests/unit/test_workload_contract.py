@@ -45,7 +45,7 @@ def of_batches(batches: Any, **changes: Any) -> autotune.Workload:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_iterable_dataset_is_read_in_order_again_and_again(workers: int) -> None:
     built = dataclasses.replace(regression(), dataset=Stream(7))
-    found = fed(built, 4, micro_batch=3, loader_workers=workers)
+    found = fed(built, 4, micro_batch=3, num_workers=workers)
     assert found == [[0, 1, 2], [3, 4, 5]] * 2
 
 

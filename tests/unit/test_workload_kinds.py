@@ -15,7 +15,7 @@ STORED_BEFORE: dict[str, Any] = {
     **dict.fromkeys(("name", "script", "module", "command", "throughput", "launch", "samples")),
     "args": {},
     "flags": {},
-    "over_all_ranks": [],
+    "global_flags": [],
     "python_options": [],
     "in_proportion": {},
     "keeps_global_batch": False,

@@ -54,7 +54,7 @@ def test_the_example_of_the_page_about_scripts_is_what_init_writes() -> None:
         loader=True,
         ddp=True,
         optimizer="AdamW",
-        own={"precision": "fp32", "loader_workers": baseline["loader_workers"]},
+        own={"precision": "fp32", "num_workers": baseline["num_workers"]},
     )
     launched = Launched(
         workload.script or "",

@@ -89,7 +89,9 @@ def told(best: BestConfig, words: Mapping[str, Words]) -> tuple[Fields, dict[str
 def _unknown_batch(best: BestConfig) -> dict[str, None]:
     """Return no global batch where a script alone knows one of its factors."""
     return (
-        {} if {"micro_batch", "accumulation_steps"} <= best.knobs.keys() else {"global_batch": None}
+        {}
+        if {"micro_batch", "accumulation_steps"} <= best.knobs.keys()
+        else {"global_batch_size": None}
     )
 
 

@@ -10,13 +10,8 @@ from autotune.worker.effects.precision import PURE_BF16, batch_tensor
 from autotune.worker.protocol import Knobs
 from autotune.worker.workload import Batches, Workload
 
-LOADER_ARGUMENTS = {
-    "loader_workers": "num_workers",
-    "pin_memory": "pin_memory",
-    "persistent_workers": "persistent_workers",
-    "prefetch_factor": "prefetch_factor",
-}
-"""Knob -> argument of DataLoader."""
+OF_LOADER = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+"""Knobs that are arguments of DataLoader."""
 OF_WORKERS = ("persistent_workers", "prefetch_factor")
 """Arguments of DataLoader that it takes beside workers only."""
 
@@ -40,9 +35,9 @@ def _made(
     batches: Batches, knobs: Knobs, rank: int, world_size: int, replicas: int
 ) -> Iterator[Any]:
     """Return batches that the workload makes itself, checked for size and pinned (pin_memory)."""
-    if knobs["loader_workers"]:
+    if knobs["num_workers"]:
         raise ValueError(
-            f"loader_workers={knobs['loader_workers']}: the workload makes its batches itself "
+            f"num_workers={knobs['num_workers']}: the workload makes its batches itself "
             "(`batches`), without a loader; take the knob out of the search space, or give the "
             "Workload a `dataset`"
         )
@@ -94,7 +89,7 @@ def _again_and_again(epoch_of: Callable[[int], Iterable[Any]], nothing: str) -> 
 def loader(
     workload: Workload, knobs: Knobs, *, rank: int, world_size: int, seed: int, replicas: int = 1
 ) -> DataLoader[Any]:
-    """Return the loader of one rank, with micro_batch and the knobs of LOADER_ARGUMENTS.
+    """Return the loader of one rank, with micro_batch and the knobs of OF_LOADER.
 
     It shuffles, and gives each sample to one rank. A rank with several replicas draws a micro-batch for
     each of them at once, with the workers of all. An iterable dataset is taken in its own order, and
@@ -104,8 +99,8 @@ def loader(
         ValueError: the dataset cannot fill one micro-batch on every rank.
     """
     assert workload.dataset is not None
-    workers = knobs["loader_workers"] * replicas
-    arguments = {argument: knobs[name] for name, argument in LOADER_ARGUMENTS.items()}
+    workers = knobs["num_workers"] * replicas
+    arguments = {name: knobs[name] for name in OF_LOADER}
     arguments["num_workers"] = workers
     if not workers:
         arguments["prefetch_factor"] = None

@@ -37,7 +37,7 @@ DDP_ARGUMENTS = {
     "broadcast_buffers": BUFFERS,
 }
 """Knob -> argument of DistributedDataParallel."""
-SHARDING = ("fsdp", "fsdp_keep", "hsdp")
+SHARDING = ("fsdp", "fsdp_no_reshard", "hsdp")
 """Values of parallelism with which each rank holds a part of the weights."""
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
@@ -106,7 +106,7 @@ def first_bucket(knobs: Knobs) -> None:
 def sharded(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
     """Shard parameters, gradients and optimizer state; each block is gathered when it is needed.
 
-    fsdp gathers parameters again for the backward pass, fsdp_keep does not; hsdp shards over the
+    fsdp gathers parameters again for the backward pass, fsdp_no_reshard does not; hsdp shards over the
     ranks of a node and replicates over nodes. Parameters outside blocks are kept for the backward
     pass, which begins with them.
     """
@@ -120,7 +120,7 @@ def sharded(knobs: Knobs, model: nn.Module, device: torch.device) -> nn.Module:
         summed = torch.bfloat16
     arguments: dict[str, Any] = {
         "mesh": mesh(knobs["parallelism"], device.type),
-        "reshard_after_forward": knobs["parallelism"] != "fsdp_keep",
+        "reshard_after_forward": knobs["parallelism"] != "fsdp_no_reshard",
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=summed),
     }
     for block in blocks(model):

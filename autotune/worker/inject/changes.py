@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from autotune.worker.effects import kernels, parallel, precision, process
 from autotune.worker.effects.compression import HOOKED, compress_gradients
-from autotune.worker.effects.feeding import LOADER_ARGUMENTS
+from autotune.worker.effects.feeding import OF_LOADER
 from autotune.worker.effects.parallel import DDP_ARGUMENTS
 from autotune.worker.inject import sharding
 from autotune.worker.inject.constructed import construct_by
@@ -45,7 +45,7 @@ ROOT = frozenset(
     }
 )
 """Knobs that act on the modules whose calls the losses come from."""
-LOADER = frozenset(LOADER_ARGUMENTS)
+LOADER = frozenset(OF_LOADER)
 """Knobs that act where a script makes a DataLoader."""
 OPTIMIZER = frozenset({"optimizer_kernels"})
 """Knobs that act before the first step of an optimizer."""

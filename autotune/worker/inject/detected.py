@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from autotune.worker.effects.feeding import LOADER_ARGUMENTS, OF_WORKERS
+from autotune.worker.effects.feeding import OF_LOADER, OF_WORKERS
 from autotune.worker.effects.parallel import DDP_ARGUMENTS
 from autotune.worker.patches import Wrapper, wrapping
 from autotune.worker.protocol import Knobs
@@ -162,11 +162,7 @@ def loader_settings(iterator: Any) -> dict[str, Any]:
     unread = () if iterator._num_workers else OF_WORKERS
     if not torch.accelerator.is_available():
         unread = (*unread, "pin_memory")
-    return {
-        name: getattr(iterator, f"_{argument}")
-        for name, argument in LOADER_ARGUMENTS.items()
-        if argument not in unread
-    }
+    return {name: getattr(iterator, f"_{name}") for name in OF_LOADER if name not in unread}
 
 
 def optimizer_settings(optimizer: Optimizer) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
-from autotune.worker.effects.feeding import LOADER_ARGUMENTS, OF_WORKERS
+from autotune.worker.effects.feeding import OF_WORKERS
 from autotune.worker.inject.constructed import construct_by
 from autotune.worker.patches import Arrivals, wrapping
 from autotune.worker.protocol import Knobs
@@ -48,12 +48,10 @@ class LoaderChanges:
                 the baseline, the script may derive what it says of workers from their number.
         """
         names = list(names)
-        self._wanted = {LOADER_ARGUMENTS[name]: knobs[name] for name in names}
-        derived = OF_WORKERS if baseline.get("loader_workers") == 0 else ()
+        self._wanted = {name: knobs[name] for name in names}
+        derived = OF_WORKERS if baseline.get("num_workers") == 0 else ()
         self._baseline = {
-            LOADER_ARGUMENTS[name]: baseline[name]
-            for name in names
-            if name in baseline and LOADER_ARGUMENTS[name] not in derived
+            name: baseline[name] for name in names if name in baseline and name not in derived
         }
         self._own: WeakKeyDictionary[DataLoader[Any], dict[str, Any]] = WeakKeyDictionary()
         self.acted = False

@@ -169,7 +169,7 @@ class _Calls:
             value = self._knobs["parallelism"]
             wanted["mesh"] = self._mesh(value, _device(value, modules, given.get("mesh")))
             if not _hold_sharded(modules):  # parameters outside blocks are as the script has them
-                wanted["reshard_after_forward"] = value != "fsdp_keep"
+                wanted["reshard_after_forward"] = value != "fsdp_no_reshard"
         if "fsdp_reduce_dtype" in self._names and self._knobs["fsdp_reduce_dtype"] == "bf16":
             from torch.distributed.fsdp import MixedPrecisionPolicy
 

@@ -34,7 +34,7 @@ SETTLE_SECONDS = 0.5
 """Time in which other ranks may still report after the first failure. One may have the cause."""
 _LOG_TAIL_BYTES = 6000
 _DUMP_SECONDS = 0.3
-_STARTUP, _STEP = "measurement.startup_deadline", "measurement.step_deadline"
+_STARTUP, _STEP = "measurement.startup_timeout", "measurement.step_timeout"
 _USUAL_REASONS = "; an evaluation or a checkpoint between two steps counts as well"
 _JOIN_SECONDS = 30.0
 """Timeout for the fork server to tell the exit codes of dead ranks, which it does at once."""

@@ -425,7 +425,7 @@ class ScriptRun:
             return (
                 f"told {', '.join(self._script.turned)}, it does not derive "
                 f"{self._script.derived} from that; take out `keeps_global_batch`, and say under "
-                "workload.flags what turns the other one, or `objective: {global_batch: free}`"
+                "workload.flags what turns the other one, or `objective: {global_batch_size: free}`"
             )
         if self._script.turned:
             return f"its arguments do not reach the training: {', '.join(self._script.turned)}"

@@ -66,7 +66,7 @@ def test_a_hang_is_blamed_on_the_rank_behind_though_another_node_sees_it_first(s
     assert report.outcome is Outcome.HANG
     assert (
         report.cause
-        == f"rank 1: a step took more than {HASTY.step:g} s (measurement.step_deadline); "
+        == f"rank 1: a step took more than {HASTY.step:g} s (measurement.step_timeout); "
         "the others wait for it"
     )
 

@@ -86,15 +86,15 @@ EFFECTS: dict[str, list[dict[str, Any]]] = {
     "precision": [{"precision": name} for name in ("bf16", "fp16", "tf32")],
     "optimizer_kernels": [{"optimizer_kernels": name} for name in ("foreach", "fused")],
     "set_to_none": [{"set_to_none": False}],
-    "loader_workers": [{"loader_workers": 2}],
-    "persistent_workers": [{"loader_workers": 1, "persistent_workers": True}],
-    "prefetch_factor": [{"loader_workers": 1, "prefetch_factor": 5}],
+    "num_workers": [{"num_workers": 2}],
+    "persistent_workers": [{"num_workers": 1, "persistent_workers": True}],
+    "prefetch_factor": [{"num_workers": 1, "prefetch_factor": 5}],
     "pin_memory": [{"pin_memory": True}],
     "attention": [{"attention": "unfused"}, {"attention": "flash"}],
     "log_interval": [{"log_interval": 3}],
 }
 """Step-level knob -> values that show without a CUDA device."""
-QUICK = ("micro_batch", "precision", "loader_workers")
+QUICK = ("micro_batch", "precision", "num_workers")
 """One value of each of these in `make test-all`; all others, which take as long, in `make faults`."""
 LIVE = [
     pytest.param(
@@ -163,7 +163,7 @@ def test_live_and_fresh_agree_in_what_is_applied(site: Site, changes: dict[str, 
 @pytest.mark.long
 @sites("local", slow=["pair"])
 def test_who_waits_is_silent_and_no_deadline_holds(site: Site) -> None:
-    loading = knobs(loader_workers=1, persistent_workers=True)
+    loading = knobs(num_workers=1, persistent_workers=True)
     first = stay(site, knobs=loading, timeouts=HASTY)
     before = wait_for(lambda: settled(site), "all to be done with the trial")
     assert len(before) == 2 * site.world_size, "ranks and their workers"

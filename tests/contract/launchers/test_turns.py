@@ -153,7 +153,7 @@ def test_whatever_a_failed_one_has_started_ends_with_it_and_nothing_else(site: S
         escaped.append(any("escaping" in stray for stray in site.strays()))
 
     turns = Watched(2, 6, look)
-    loading = {"knobs": knobs(loader_workers=1, persistent_workers=True)}
+    loading = {"knobs": knobs(num_workers=1, persistent_workers=True)}
     # The first step starts it, the next block is the last.
     started = {"args": {"trouble": "grandchild", "at": 1}, "blocks": BlockPlan(0.01, 2, 2)}
     first, second = run(site, turns, loading, started)
@@ -195,7 +195,7 @@ def test_who_waits_is_silent_and_so_are_its_loaders(site: Site) -> None:
 
     turns = Watched(2, 1, look)
     turns.order = [0, *[1] * ENDLESS]
-    loading = {"knobs": knobs(loader_workers=1, persistent_workers=True)}
+    loading = {"knobs": knobs(num_workers=1, persistent_workers=True)}
     longer = {"blocks": BlockPlan(1.0, 2, ENDLESS)}
     assert [r.outcome for r in run(site, turns, loading, longer)] == [None, None]
     assert len(first) == 2 * site.world_size, "ranks and workers of the first one"
@@ -324,7 +324,7 @@ def test_nobody_is_launched_on_an_agent_that_has_died(site: Site) -> None:
 @sites("local", slow=["ray", "slurm"])
 def test_an_agent_that_dies_takes_all_with_it(site: Site) -> None:
     # Those that wait have workers that are stopped: these die as well.
-    loading = {"knobs": knobs(loader_workers=1, persistent_workers=True)}
+    loading = {"knobs": knobs(num_workers=1, persistent_workers=True)}
     reports = run(site, Watched(3, 100, killing_agents(site, after=1)), loading, loading, {})
     assert all(report.lost_agent for report in reports)
     wait_for(lambda: site.strays() == [], "the ranks of a dead agent to die")

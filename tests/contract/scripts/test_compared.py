@@ -47,7 +47,7 @@ while True:
 
 @pytest.mark.parametrize(
     ("knob", "value", "own"),
-    [("loader_workers", 0, "loader_workers 1"), ("precision", "fp32", "precision bf16")],
+    [("num_workers", 0, "num_workers 1"), ("precision", "fp32", "precision bf16")],
 )
 def test_what_else_the_script_has_by_itself_is_compared(
     bench: Bench, knob: str, value: Any, own: str
@@ -76,7 +76,7 @@ def test_arguments_of_its_loader_are_compared(
     report = bench.run(script, told={"kept": (knob,)})
     assert report.outcome == Outcome.ERROR
     assert f"{own}: is what the script has by itself" in report.cause
-    assert_well(bench.run(script, told={"kept": ("loader_workers",)}, loader_workers=0))
+    assert_well(bench.run(script, told={"kept": ("num_workers",)}, num_workers=0))
     assert_well(bench.run(script, **{knob: value}))
 
 
@@ -116,7 +116,7 @@ def test_the_loss_is_told_without_its_scale(bench: Bench) -> None:
 def test_a_loader_can_lose_the_workers_that_it_has_arguments_for(bench: Bench) -> None:
     text = EVALUATES.replace("num_workers=1,", "num_workers=1, timeout=9, prefetch_factor=3,")
     context = text.replace("timeout=9", "timeout=9, multiprocessing_context='fork'")
-    assert_well(bench.run(bench.write(context), loader_workers=0))
+    assert_well(bench.run(bench.write(context), num_workers=0))
 
 
 def test_what_a_script_computes_is_compared(bench: Bench) -> None:
@@ -143,9 +143,9 @@ def test_optimizer_kernels_of_the_script_are_compared(bench: Bench) -> None:
 
 def test_what_the_script_sets_afterwards_is_no_measurement(bench: Bench) -> None:
     text = EVALUATES.replace("while True", "training.num_workers = 0\nwhile True", 1)
-    report = bench.run(bench.write(text), loader_workers=1)
+    report = bench.run(bench.write(text), num_workers=1)
     assert report.outcome == Outcome.ERROR
-    assert "loader_workers 0: is what the script has set, over" in report.cause
+    assert "num_workers 0: is what the script has set, over" in report.cause
 
 
 @pytest.mark.parametrize(

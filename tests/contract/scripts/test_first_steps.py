@@ -119,14 +119,14 @@ def test_rows_that_loader_workers_read_twice_are_counted(
     bench: Bench, workers: int, copies: int
 ) -> None:
     script = bench.write(SHARDED_BY_RANK)
-    seen = observed(bench.run(script, samples=4, loader_workers=workers))["consumed"]
+    seen = observed(bench.run(script, samples=4, num_workers=workers))["consumed"]
     assert (seen["rows"], seen["copies"]) == (4 * 6 * RANKS, copies)
 
 
 def test_rows_are_the_same_with_other_workers_and_in_a_second_run(bench: Bench) -> None:
     script = bench.write(CURRICULUM.replace("LENGTH", "4000"))
     first, second = (
-        observed(bench.run(script, samples=4, loader_workers=workers))["consumed"]
+        observed(bench.run(script, samples=4, num_workers=workers))["consumed"]
         for workers in (0, 1)
     )
     assert first == second

@@ -231,7 +231,7 @@ Expected = dict[str, tuple[str, KnobValue, dict[str, KnobValue]]]
             {
                 "precision": ("--amp", "fp32", FORMATS),
                 "compile": ("--compile/--no-compile", "none", COMPILED),
-                "loader_workers": ("--workers", 0, {}),
+                "num_workers": ("--workers", 0, {}),
                 "log_interval": ("--print-freq", 10, {}),
             },
         ),
@@ -263,7 +263,7 @@ Expected = dict[str, tuple[str, KnobValue, dict[str, KnobValue]]]
                     1,
                     {"1": "True", "0": "False"},
                 ),
-                "loader_workers": ("--dataloader_num_workers", 1, {}),
+                "num_workers": ("--dataloader_num_workers", 1, {}),
             },
         ),
         (
@@ -271,7 +271,7 @@ Expected = dict[str, tuple[str, KnobValue, dict[str, KnobValue]]]
             {
                 "precision": ("trainer.precision=", "fp32", {"fp32": "32", "bf16": "bf16"}),
                 "compile": ("trainer.compile=", "none", COMPILED),
-                "loader_workers": ("data.num_workers=", 0, {}),
+                "num_workers": ("data.num_workers=", 0, {}),
             },
         ),
         (
@@ -287,7 +287,7 @@ Expected = dict[str, tuple[str, KnobValue, dict[str, KnobValue]]]
             {
                 "precision": ("--amp/--no-amp", "fp32", FORMATS),
                 "optimizer_kernels": ("--fused", "default", {"default": False, "fused": True}),
-                "loader_workers": ("--num-workers", 0, {}),
+                "num_workers": ("--num-workers", 0, {}),
             },
         ),
     ],
@@ -320,14 +320,14 @@ def test_option_without_effect_is_refused(tmp_path: Path) -> None:
     refused = {doubt.partition(" is not ")[2].partition(":")[0] for doubt in found.doubts}
     assert refused == {
         *("precision", "compile", "channels_last"),
-        *("optimizer_kernels", "loader_workers", "log_interval"),
+        *("optimizer_kernels", "num_workers", "log_interval"),
     }
 
 
 def test_numbers_that_a_data_set_reads_are_none_of_the_log(tmp_path: Path) -> None:
     """Random crops read numbers so. With workers, another process reads them."""
     found = searched(tmp_path, CROPPED)
-    assert [*found.turned] == ["loader_workers"]
+    assert [*found.turned] == ["num_workers"]
 
 
 @pytest.mark.long

@@ -111,7 +111,7 @@ def test_process_of_the_same_rank_is_none_of_another(bench: Bench) -> None:
 
 
 def test_ranks_of_torch_multiprocessing_train_together(bench: Bench) -> None:
-    report = bench.run("spawned.py", told={"launch": SPAWN}, loader_workers=1)
+    report = bench.run("spawned.py", told={"launch": SPAWN}, num_workers=1)
     assert_well(report)
     assert report.blocks[0].samples == 2 * 8 * report.blocks[0].steps
 

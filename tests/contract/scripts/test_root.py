@@ -27,7 +27,7 @@ TOGETHER = {
     "activation_checkpointing": 1,
     "attention": "unfused",
     "optimizer_kernels": "fused",
-    "loader_workers": 1,
+    "num_workers": 1,
 }
 
 

@@ -123,7 +123,7 @@ def test_knobs_act_from_outside(bench: Bench) -> None:
         "telling.py",
         bucket_cap_mb=5,
         gradient_as_bucket_view=True,
-        loader_workers=1,
+        num_workers=1,
         optimizer_kernels="fused",
         precision="bf16",
         cudnn_benchmark=True,
@@ -602,9 +602,9 @@ def test_a_loader_that_only_evaluates_is_none_to_act_on(bench: Bench) -> None:
     text = _LEFT.replace(
         "in enumerate(training)", "in enumerate((torch.randn(4, 8),) for _ in range(16))"
     )
-    report = bench.run(bench.write(text), loader_workers=1, samples=4, told={"draws_none": True})
+    report = bench.run(bench.write(text), num_workers=1, samples=4, told={"draws_none": True})
     assert report.outcome == Outcome.ERROR
-    assert "loader_workers: has found nothing to act on" in report.cause
+    assert "num_workers: has found nothing to act on" in report.cause
 
 
 def test_state_that_is_made_before_the_first_step_is_no_training(bench: Bench) -> None:
@@ -654,7 +654,7 @@ while True:
 
 def test_batches_that_one_rank_draws_for_all_are_counted_once(bench: Bench) -> None:
     """As Accelerate's dispatcher does for iterable data sets."""
-    report = bench.run(bench.write(_DISPATCHED), samples=4, loader_workers=1)
+    report = bench.run(bench.write(_DISPATCHED), samples=4, num_workers=1)
     assert_well(report)
     assert all(block.samples == 8 * block.steps for block in report.blocks)
     wrong = bench.run(bench.write(_DISPATCHED), samples=8)
@@ -799,4 +799,4 @@ def test_long_step_is_told_with_its_setting_and_the_usual_reasons(bench: Bench) 
     script = bench.write(evaluates)
     report = bench.run(script, blocks=1000, asked={"timeouts": Timeouts(startup=120, step=2)})
     assert report.outcome == Outcome.HANG
-    assert "measurement.step_deadline; an evaluation or a checkpoint" in report.cause
+    assert "measurement.step_timeout; an evaluation or a checkpoint" in report.cause

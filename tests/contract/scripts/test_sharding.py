@@ -53,7 +53,7 @@ def losses(bench: Bench, script: str, **changes: object) -> list[float]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("value", ["fsdp", "fsdp_keep"])
+@pytest.mark.parametrize("value", ["fsdp", "fsdp_no_reshard"])
 def test_model_that_is_sharded_instead_has_the_losses_of_ddp(bench: Bench, value: str) -> None:
     expected = losses(bench, "ddp.py")
     assert losses(bench, "ddp.py", parallelism=value) == pytest.approx(expected, rel=1e-4)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.fault(27)
 
 NAME = "read_only"
 SHORT = {
-    "budget": {"trials": 2, "least_gain": 0},
+    "budget": {"trials": 2, "min_improvement": 0},
     "measurement": {"finalists": 1, "rounds": 2, "baseline_runs": 1},
 }
 

@@ -8,18 +8,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from alembic import command
 from alembic.config import Config
+from optuna.distributions import CategoricalDistribution
 from optuna.storages import RDBStorage
 from sqlalchemy import Connection, Engine, MetaData, Row, create_engine, event, select, text
 
 import storage
 from autotune.analysis.run_digest import run_digest
 from autotune.analysis.verdict import Verdict
+from autotune.config.withheld import as_stored
 from autotune.errors import StorageError
 from autotune.measurement.estimate import Ratio
 from autotune.views.verdict_text import text_of
+from launchers.sections import RaySection
 from search_spaces import defaults
 from storage import (
     AttemptResult,
@@ -34,6 +38,7 @@ from storage import (
     Quota,
     Repository,
     RunDigest,
+    SearchEndCause,
     SlotHealth,
     StoredBlock,
     StudyState,
@@ -222,6 +227,31 @@ insert into autotune_attempt (study_id, environment_id, trial, purpose, round, a
 insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
         state, cause, log_tail, steady, contended, peak_bytes, wall_seconds, started, ended)
     values (2, 1, 1, 'search', 0, 1, 1, '{}', 'ERROR', '', '', true, false, 0, 20.0, 3701.0, 3721.0);
+""",
+    "0019": """
+update autotune_study set facts = '{"device": "cpu", "world_size": 2, "global_batch": 64}',
+    spec = '{"name": "second", "ray_address": "h:1", "launcher": "ray",
+        "workload": {"script": "train.py", "args": ["--loader_workers", "4"],
+            "flags": {"micro_batch": "--bs", "loader_workers": "--loader_workers"},
+            "over_all_ranks": ["micro_batch"]},
+        "search_space": {"loader_workers": [0, 2], "parallelism": ["ddp", "fsdp_keep"]},
+        "constraints": ["loader_workers < 2 or global_batch >= 64"],
+        "resources": {"slots": 1}, "budget": {"least_gain": 0.01},
+        "objective": {"global_batch": null, "batch_dependent": "refuse", "job_hours": 24},
+        "measurement": {"longest": 3.0, "search_precision": 0.02, "confirm_precision": 0.01,
+            "attribution": 2, "unchecked_numerics": "refuse", "startup_deadline": 60.0,
+            "step_deadline": 20.0}}'
+    where name = 'second';
+insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
+        state, cause, log_tail, steady, contended, peak_bytes, wall_seconds, started, ended)
+    values (2, 1, 1, 'attribute', 1, 1, 1, '{"loader_workers": 2, "parallelism": "fsdp_keep"}',
+        'COMPLETE', '', '', true, false, 0, 1.0, 3731.0, 3732.0);
+insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
+        state, cause, log_tail, steady, contended, peak_bytes, wall_seconds, started, ended)
+    values (2, 1, 1, 'long', 1, 1, 1, '{}', 'COMPLETE', '', '', true, false, 0, 1.0, 3733.0, 3734.0);
+insert into autotune_message (study_id, at, kind, text, code, data)
+    values (2, 3740.0, 'said', 'The search ends: loader_workers=2.', 'search_end',
+        '{"cause": "least_gain"}');
 """,
 }
 
@@ -769,3 +799,61 @@ def test_the_study_goes_on(repository: Repository) -> None:
     assert repository.claims.stop(lease, 1) is StudyState.QUEUED
     assert repository.studies.named("first").facts == {"device": "cpu"}
     assert repository.attempts.of(1)[-1].result == result
+
+
+@pytest.mark.parametrize("older", ["0019"], indirect=True)
+def test_upgrade_gives_fields_knobs_and_purposes_the_names_of_today(repository: Repository) -> None:
+    second = repository.studies.named("second")
+    spec = as_stored(second.spec)
+    assert spec.launcher == RaySection(kind="ray", address="h:1")
+    assert (spec.resources.max_concurrent_trials, spec.budget.min_improvement) == (1, 0.01)
+    assert (spec.objective.global_batch_size, spec.objective.batch_dependent) == ("free", "reject")
+    assert spec.objective.expected_job_hours == 24
+    assert spec.measurement.model_dump(exclude_unset=True) == {
+        "max_measure_time": 3.0,
+        "search_ci_half_width": 0.02,
+        "confirm_ci_half_width": 0.01,
+        "ablation_rounds": 2,
+        "unverified_numerics": "reject",
+        "startup_timeout": 60.0,
+        "step_timeout": 20.0,
+    }
+    assert second.spec["workload"] == {
+        "script": "train.py",
+        "args": ["--loader_workers", "4"],
+        "flags": {"micro_batch": "--bs", "num_workers": "--loader_workers"},
+        "global_flags": ["micro_batch"],
+    }
+    space = {"num_workers": [0, 2], "parallelism": ["ddp", "fsdp_no_reshard"]}
+    assert second.spec["search_space"] == space
+    assert spec.constraints == ["num_workers < 2 or global_batch_size >= 64"]
+    assert second.facts == {"device": "cpu", "world_size": 2, "global_batch_size": 64}
+    *_, ablation, soak = repository.attempts.of(second.id)
+    assert (ablation.purpose, soak.purpose) == (Purpose.ABLATION, Purpose.SOAK)
+    assert (ablation.knobs["num_workers"], ablation.knobs["parallelism"]) == (2, "fsdp_no_reshard")
+    assert repository.messages.of(second.id)[-1].data == {"cause": SearchEndCause.MIN_IMPROVEMENT}
+
+
+@pytest.mark.parametrize("older", ["0019"], indirect=True)
+def test_upgrade_renames_knobs_in_trials_of_optuna(older: str) -> None:
+    asked = {"loader_workers": [0, 2], "parallelism": ["ddp", "fsdp_keep"]}
+    before = optuna.create_study(storage=RDBStorage(older), study_name="second")
+    before.enqueue_trial({"loader_workers": 2, "parallelism": "fsdp_keep"})
+    for state in ("COMPLETE", None):
+        trial = before.ask()
+        for name, values in asked.items():
+            trial.suggest_categorical(name, values)
+        if state:
+            before.tell(trial, 1.0)
+    before.enqueue_trial({"loader_workers": 0})
+    database = Database(older)
+    database.upgrade()
+    first, second, waiting = optuna.load_study(
+        study_name="second", storage=database.optuna()
+    ).trials
+    assert first.params == {"num_workers": 2, "parallelism": "fsdp_no_reshard"}
+    for trial in (first, second):
+        assert trial.distributions["num_workers"] == CategoricalDistribution((0, 2))
+        kinds = trial.distributions["parallelism"]
+        assert kinds == CategoricalDistribution(("ddp", "fsdp_no_reshard"))
+    assert waiting.system_attrs["fixed_params"] == {"num_workers": 0}

@@ -21,7 +21,7 @@ def studied(played: Replayed, behaviour: Behaviour, wall_time: str = "2h") -> di
     return played.on(slow).run(
         search_space=SPACE,
         budget={"trials": 3, "wall_time": wall_time},
-        measurement={"longest": 20.0, "baseline_runs": 3},
+        measurement={"max_measure_time": 20.0, "baseline_runs": 3},
     )
 
 
@@ -31,7 +31,7 @@ def hot(share: float) -> Behaviour:
 
 def test_a_speed_up_that_stays_is_told_with_its_shift(played: Replayed) -> None:
     verdict = studied(played, CALM)
-    runs = played.recorded("long")
+    runs = played.recorded("soak")
     assert {run.knobs["micro_batch"] for run in runs} == {2, 4}
     assert all(120 <= run.result.wall_seconds <= 720 for run in runs)
     assert verdict["long_run"]["ratio"]["value"] == pytest.approx(1.5, abs=0.1)
@@ -70,5 +70,5 @@ def test_one_that_fails_after_minutes_is_told(played: Replayed) -> None:
 
 def test_a_study_without_room_for_it_has_none(played: Replayed) -> None:
     verdict = studied(played, CALM, wall_time="15m")
-    assert played.attempts("long") == []
+    assert played.attempts("soak") == []
     assert verdict["long_run"] is None

@@ -14,10 +14,8 @@ from typing import Any
 
 import yaml
 
-FORMAT = 2
+FORMAT = 3
 """Version of the file's layout; grows when a reader of the old one would misread the new one."""
-_FULL = 1
-"""Version of the layout with a value for every knob, which is read as well."""
 _PARTS: Mapping[str, tuple[type, ...]] = {
     "knobs": (dict,),
     "defaults": (dict,),
@@ -36,14 +34,6 @@ _SHOWN = {dict: "a mapping", list: "a list", int: "a whole number", bool: "true 
 DIGEST = "knobs_digest"
 """Entry of a script's part: the digest of the knobs that its arguments were made from."""
 
-_OF_OLDER_FILES = {
-    "static_graph": False,
-    "find_unused_parameters": False,
-    "broadcast_buffers": True,
-    "layer_keep": 1,
-}
-"""Knobs that a file of an earlier version lacks -> value that its trials ran with."""
-
 
 @dataclass(frozen=True)
 class BestConfig(Mapping[str, Any]):
@@ -61,8 +51,7 @@ class BestConfig(Mapping[str, Any]):
         script: of a study over a script: its path, the knobs that it sets by itself and how, and
             those that are changed from outside; under `set_by` the knobs that other settings make
             up. Of a command it has the placeholders. None for a workload.
-        unusual: knobs that differ from the defaults of PyTorch or a plain script; None if not
-            known.
+        unusual: knobs that differ from the defaults of PyTorch or a plain script.
         provisional: whether the study had not ended, and nothing has confirmed the configuration.
         own: knobs that the file names, as they belong to the job; None: all. The others have their
             defaults.
@@ -75,7 +64,7 @@ class BestConfig(Mapping[str, Any]):
     throughput: dict[str, Any]
     speedup: dict[str, float] | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
-    unusual: tuple[str, ...] | None = None
+    unusual: tuple[str, ...] = ()
     script: dict[str, Any] | None = None
     provisional: bool = False
     own: tuple[str, ...] | None = None
@@ -94,7 +83,7 @@ class BestConfig(Mapping[str, Any]):
         from autotune.worker.effects.parallel import DDP_ARGUMENTS, ddp_arguments
         from search_spaces import defaults
 
-        found = ddp_arguments({**defaults(), **_OF_OLDER_FILES, **self.knobs})
+        found = ddp_arguments({**defaults(), **self.knobs})
         if self.script is None:
             return found
         own = {argument for name, argument in DDP_ARGUMENTS.items() if name in self.knobs}
@@ -104,12 +93,7 @@ class BestConfig(Mapping[str, Any]):
         """Return settings that are lost in a script which applies only `ddp_arguments` and some knobs.
 
         They are all others that differ from the defaults of PyTorch or a plain script.
-
-        Raises:
-            ValueError: the file is of an earlier version, which does not have them.
         """
-        if self.unusual is None:
-            raise ValueError("this best.yaml does not say what is unusual in it: export it again")
         from autotune.worker.effects.parallel import DDP_ARGUMENTS
 
         known = {*applied, *DDP_ARGUMENTS}
@@ -180,12 +164,12 @@ def of(content: Any, path: str | os.PathLike[str] = "best.yaml") -> BestConfig:
             f"{path}: not a best.yaml: it has no `knobs`; `autotune export` writes one"
         )
     layout = content.get("format")
-    if type(layout) is not int or layout not in (_FULL, FORMAT):
+    if type(layout) is not int or layout != FORMAT:
         raise ValueError(
-            f"{path}: format {layout!r}, but this autotune reads up to {FORMAT}; "
-            "export it again, or upgrade autotune"
+            f"{path}: format {layout!r}, but this autotune reads {FORMAT}; export it again, or use the "
+            "version of autotune that wrote it"
         )
-    parts = ("world_size", "throughput", "provenance")
+    parts = ("world_size", "throughput", "provenance", "unusual")
     if missing := [part for part in parts if part not in content]:
         raise ValueError(f"{path}: not a best.yaml: it has no `{missing[0]}`")
     _check_parts(content, path)
@@ -198,10 +182,10 @@ def of(content: Any, path: str | os.PathLike[str] = "best.yaml") -> BestConfig:
         throughput=content["throughput"],
         speedup=content.get("speedup"),
         provenance=content["provenance"],
-        unusual=tuple(content["unusual"]) if "unusual" in content else None,
+        unusual=tuple(content["unusual"]),
         script=script,
         provisional=content.get("provisional", False),
-        own=None if layout == _FULL else tuple(content.get("own") or knobs),
+        own=tuple(content.get("own") or knobs),
         energy=content.get("energy"),
     )
 

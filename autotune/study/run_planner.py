@@ -79,7 +79,7 @@ class RunPlan:
         limit: time limit of each attempt, of which `soft` counts from the first step.
         reuse: True if the run may take over a warm worker.
         stays: True if its ranks stay as a warm worker.
-        turn_seconds: longest block, where several train in turn.
+        interleaved_block_seconds: longest block, where several train in turn.
     """
 
     attempts: tuple[PlannedAttempt, ...]
@@ -91,7 +91,7 @@ class RunPlan:
     seed: int
     reuse: bool
     stays: bool
-    turn_seconds: float = MEASUREMENT.interleaved_block
+    interleaved_block_seconds: float = MEASUREMENT.interleaved_block
 
     @property
     def purpose(self) -> Purpose:
@@ -108,7 +108,7 @@ class RunPlan:
         if self.mode is Mode.SOLO:
             shaped = _SHAPES.get(self.purpose, as_timed)(timed)
         else:
-            shaped = interleaved(timed, self.turn_seconds)
+            shaped = interleaved(timed, self.interleaved_block_seconds)
         shaped = within(shaped, self.limit)
         return dataclasses.replace(shaped, seed=self.seed, stays=self.stays)
 
@@ -197,7 +197,7 @@ class RunPlanner:
             seed=self._seed(attempts[0]),
             reuse=False,
             stays=False,
-            turn_seconds=self._context.setup.turn_seconds,
+            interleaved_block_seconds=self._context.setup.interleaved_block_seconds,
         )
 
     def _paired(
@@ -226,7 +226,7 @@ class RunPlanner:
             seed=self._context.setup.spec.seed,
             reuse=True,
             stays=self._stays(Purpose.SEARCH),
-            turn_seconds=self._context.setup.turn_seconds,
+            interleaved_block_seconds=self._context.setup.interleaved_block_seconds,
         )
 
     def _timed(

@@ -587,8 +587,8 @@ def test_script_that_spawns_its_ranks_is_tuned_with_them(folder: StudyFolder) ->
         "launch": study["workload"]["launch"],
     }
     knobs = {**defaults(), "num_workers": 1, "gradient_as_bucket_view": True}
-    content = {"format": 1, "knobs": knobs, "world_size": 2, "throughput": {}, "speedup": None}
-    content |= {"script": best, "provenance": {}}
+    content = {"format": 3, "knobs": knobs, "world_size": 2, "throughput": {}, "speedup": None}
+    content |= {"script": best, "provenance": {}, "unusual": []}
     (folder.folder / "best.yaml").write_text(yaml.safe_dump(content))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -26,7 +26,7 @@ PROMISED = {"value": 1e6, "low": 0.99e6, "high": 1.01e6, "unit": "samples/s"}
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script = {"target": "own.py", "is_module": False, "flags": {}, "turned": {}, "changes": []}
-    content = {"format": 1, "knobs": defaults(), "world_size": 1, "speedup": None}
+    content = {"format": 3, "knobs": defaults(), "world_size": 1, "speedup": None, "unusual": []}
     content |= {"throughput": PROMISED, "provenance": {"study": "tiny", "rounds": 4}}
     (tmp_path / "best.yaml").write_text(yaml.safe_dump({**content, "script": script}))
     (tmp_path / "tmp").mkdir()

@@ -133,7 +133,7 @@ def test_what_is_recommended_is_loaded_where_there_is_torch_and_pyyaml_only(
 ) -> None:
     knobs = {**defaults(), "micro_batch": 3, "gradient_as_bucket_view": True, "compile": "default"}
     content = {
-        "format": 1,
+        "format": 3,
         "knobs": knobs,
         "world_size": 2,
         "throughput": {"value": 1.0, "low": 1.0, "high": 1.0, "unit": "samples/s"},

@@ -10,7 +10,7 @@ from tests.control.replayed import PLAIN, Replayed
 from tests.support.steering import ask
 
 OF_ANOTHER = {
-    "format": 2,
+    "format": 3,
     "knobs": {"micro_batch": 4},
     "world_size": 2,
     "throughput": {"value": 1.0},

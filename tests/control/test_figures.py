@@ -130,7 +130,7 @@ def _assert_same_reasons(figures: StudyFigures, texts: dict[str, str], note: str
 def _assert_same_trials(figures: StudyFigures, texts: dict[str, str], played: Replayed) -> None:
     rows = table(played)
     searched = {int(row["trial"]): row for row in rows if row["purpose"] == "search"}
-    assert any(one.in_turn for one in figures.trials)
+    assert any(one.interleaved for one in figures.trials)
     for one in figures.trials:
         assert one.ratio is not None
         assert ratio_text(one.ratio) in texts["page"]
@@ -218,7 +218,7 @@ def test_rate_of_a_trial_in_turn_is_as_measured_and_its_ratio_a_column_of_its_ow
     own = played.attempts("search")[0].result.throughput
     attempts = {a.trial: a.result for a in played.attempts("search")}
     for one in figures.trials:
-        if not one.in_turn:
+        if not one.interleaved:
             continue
         result = attempts[one.trial]
         assert own is not None and result.ratio is not None and one.rate is not None
@@ -702,7 +702,7 @@ def test_study_whose_trials_all_fail_has_a_page_without_figures(played: Replayed
             {"budget": {"trials": None, "device_hours": 0.005}},
         ),
         (
-            SearchEndCause.LEAST_GAIN,
+            SearchEndCause.MIN_IMPROVEMENT,
             "budget.min_improvement",
             {"budget": {"min_improvement": 0.9}, "sampler": "model"},
         ),
@@ -763,7 +763,7 @@ def test_causes_in_the_note_of_a_study_are_no_markdown(played: Replayed) -> None
     assert verdict.knobs is not None
     found = dataclasses.replace(
         verdict,
-        long_failure=Failure(1, AttemptState.ERROR, cause),
+        soak_failure=Failure(1, AttemptState.ERROR, cause),
         refused=(Refusal(3, {**verdict.knobs, "log_interval": 7}, cause),),
     )
     shown = words(MarkdownIt().enable("table").render(study_note(found)))

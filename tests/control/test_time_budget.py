@@ -231,7 +231,7 @@ def test_what_runs_and_what_comes_next_is_told_while_it_runs(played: Replayed) -
     assert "confirming, round 3, trial" in texts["confirm3"]
     assert "up to 3 more rounds" in texts["confirm3"], "of the chosen one alone"
     assert "next      the verdict" in texts["confirm6"]
-    assert "measuring what each knob brings, round 1" in texts["attribute1"]
+    assert "measuring what each knob brings, round 1" in texts["ablation1"]
     first = seen[1][1]
     assert (first["trials"], first["budget"]["trials"]) == (0, 5)
     ended = describe(status_of(played.repository, played.name))

@@ -422,7 +422,7 @@ def test_attempts_are_of_studies_and_csv(best_file: Path) -> None:
 def test_a_best_yaml_of_another_version_is_refused_as_such(best_file: Path) -> None:
     content = {**yaml.safe_load(best_file.read_text()), "format": 99}
     writing.write(best_file, content)
-    assert "upgrade" in exported(best_file, "--format", "json", code=2).stderr
+    assert "export it again" in exported(best_file, "--format", "json", code=2).stderr
 
 
 def test_a_study_file_is_no_best_yaml(tmp_path: Path, best_file: Path) -> None:

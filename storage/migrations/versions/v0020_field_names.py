@@ -1,6 +1,5 @@
 """Fields of study files, knobs and purposes under the names that their field has for them."""
 
-import itertools
 import json
 import re
 from typing import Any
@@ -12,7 +11,7 @@ revision = "0020"
 down_revision = "0019"
 
 _STUDY = sa.table("autotune_study", sa.column("id"), sa.column("spec", sa.Text()))
-_ATTEMPT = sa.table("autotune_attempt", sa.column("purpose"))
+_ATTEMPT = sa.table("autotune_attempt", sa.column("purpose"), sa.column("fault"))
 _WORDS = {
     "loader_workers": "num_workers",
     "fsdp_keep": "fsdp_no_reshard",
@@ -20,15 +19,23 @@ _WORDS = {
     "least_gain": "min_improvement",
 }
 """Knobs, values and names in records, wherever they stand in JSON."""
-_JSON = {
-    "autotune_study": ("facts", "verdict", "standing"),
-    "autotune_attempt": ("knobs",),
-    "autotune_recommendation": ("body",),
-    "autotune_message": ("data",),
-    "trial_params": ("distribution_json",),
-    "trial_system_attributes": ("value_json",),
+_OF_VERDICT = {
+    "unchecked": "unverified",
+    "long_run": "soak",
+    "long_failure": "soak_failure",
+    "left_out": "unmeasured_leader",
 }
-"""Columns with such JSON, by table; the last two tables are Optuna's."""
+_JSON = {
+    ("autotune_study", "facts"): _WORDS,
+    ("autotune_study", "verdict"): _WORDS | _OF_VERDICT,
+    ("autotune_study", "standing"): _WORDS,
+    ("autotune_attempt", "knobs"): _WORDS,
+    ("autotune_recommendation", "body"): _WORDS | {"over_all_ranks": "global_flags"},
+    ("autotune_message", "data"): _WORDS,
+    ("trial_params", "distribution_json"): _WORDS,
+    ("trial_system_attributes", "value_json"): _WORDS,
+}
+"""Columns with such JSON; the last two tables are Optuna's."""
 _PARAMS = sa.table("trial_params", sa.column("param_name"))
 _PURPOSES = {"attribute": "ablation", "long": "soak"}
 _FIELDS = {
@@ -65,24 +72,25 @@ def upgrade() -> None:
         renamed = _STUDY.update().where(_STUDY.c.id == study)
         connection.execute(renamed.values(spec=json.dumps(_renamed(json.loads(spec)))))
     there = sa.inspect(connection).get_table_names()
-    for table, columns in _JSON.items():
+    for (table, column), words in _JSON.items():
         if table in there:
-            _replace_words(table, columns)
+            _replace_words(table, column, words)
     if _PARAMS.name in there:
         named = _PARAMS.update().where(_PARAMS.c.param_name == "loader_workers")
         op.execute(named.values(param_name="num_workers"))
     for before, after in _PURPOSES.items():
         of_purpose = _ATTEMPT.update().where(_ATTEMPT.c.purpose == before)
         op.execute(of_purpose.values(purpose=after))
+    op.execute(_ATTEMPT.update().where(_ATTEMPT.c.fault == "turns").values(fault="interleaved"))
 
 
-def _replace_words(table: str, columns: tuple[str, ...]) -> None:
+def _replace_words(table: str, column: str, words: dict[str, str]) -> None:
     """Replace each word where it is a whole text of JSON."""
-    rows = sa.table(table, *(sa.column(name, sa.Text()) for name in columns))
-    for column, (before, after) in itertools.product(rows.c, _WORDS.items()):
-        has_it = column.like(f'%"{before}"%')
-        replaced = sa.func.replace(column, f'"{before}"', f'"{after}"')
-        op.execute(rows.update().where(has_it).values({column.name: replaced}))
+    rows = sa.table(table, sa.column(column, sa.Text()))
+    for before, after in words.items():
+        has_it = rows.c[column].like(f'%"{before}"%')
+        replaced = sa.func.replace(rows.c[column], f'"{before}"', f'"{after}"')
+        op.execute(rows.update().where(has_it).values({column: replaced}))
 
 
 def _renamed(study: dict[str, Any]) -> dict[str, Any]:

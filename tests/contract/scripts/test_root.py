@@ -47,7 +47,7 @@ def run_job(bench: Bench, script: str, changes: dict[str, Any]) -> None:
     """Run a script to its end as a user's own job with these knobs, all of which find what to act on."""
     folder = bench.record.parent
     best = {
-        "format": 2,
+        "format": 3,
         "knobs": changes,
         "world_size": 1,
         "throughput": {},

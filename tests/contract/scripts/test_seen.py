@@ -506,7 +506,7 @@ def test_the_users_own_job_has_what_the_trials_had(bench: Bench, tmp_path: Path)
     chosen = knobs(
         bucket_cap_mb=5, optimizer_kernels="fused", precision="bf16", cpu_affinity="share"
     )
-    best = {"format": 1, "knobs": chosen, "world_size": 2, "throughput": {}, "speedup": None}
+    best = {"format": 3, "knobs": chosen, "world_size": 2, "throughput": {}, "speedup": None}
     content = {**best, "provenance": {}, "unusual": [], "script": script}
     (tmp_path / "best.yaml").write_text(yaml.safe_dump(content))
     ours = [sys.executable, "-P", "-m", "autotune", "run", "best.yaml", "--"]

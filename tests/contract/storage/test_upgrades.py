@@ -17,6 +17,7 @@ from optuna.storages import RDBStorage
 from sqlalchemy import Connection, Engine, MetaData, Row, create_engine, event, select, text
 
 import storage
+from autotune.analysis.outcomes import Failure
 from autotune.analysis.run_digest import run_digest
 from autotune.analysis.verdict import Verdict
 from autotune.config.withheld import as_stored
@@ -27,6 +28,7 @@ from launchers.sections import RaySection
 from search_spaces import defaults
 from storage import (
     AttemptResult,
+    AttemptState,
     ChoiceReason,
     Database,
     Fault,
@@ -242,13 +244,18 @@ update autotune_study set facts = '{"device": "cpu", "world_size": 2, "global_ba
             "attribution": 2, "unchecked_numerics": "refuse", "startup_deadline": 60.0,
             "step_deadline": 20.0}}'
     where name = 'second';
+update autotune_study set verdict = '{"kind": "better", "version": 2, "study": "second",
+    "numerics": {"unchecked": "no reference"}, "long_failure": {"trial": 1, "state": "OOM",
+    "cause": "no memory"}, "left_out": null, "long_run": null, "unchecked": null}'
+    where name = 'second';
 insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
         state, cause, log_tail, steady, contended, peak_bytes, wall_seconds, started, ended)
     values (2, 1, 1, 'attribute', 1, 1, 1, '{"loader_workers": 2, "parallelism": "fsdp_keep"}',
         'COMPLETE', '', '', true, false, 0, 1.0, 3731.0, 3732.0);
 insert into autotune_attempt (study_id, environment_id, trial, purpose, round, attempt, epoch, knobs,
         state, cause, log_tail, steady, contended, peak_bytes, wall_seconds, started, ended)
-    values (2, 1, 1, 'long', 1, 1, 1, '{}', 'COMPLETE', '', '', true, false, 0, 1.0, 3733.0, 3734.0);
+    values (2, 1, 1, 'long', 1, 1, 1, '{}', 'LOST', '', '', true, false, 0, 1.0, 3733.0, 3734.0);
+update autotune_attempt set fault = 'turns' where purpose = 'long';
 insert into autotune_message (study_id, at, kind, text, code, data)
     values (2, 3740.0, 'said', 'The search ends: loader_workers=2.', 'search_end',
         '{"cause": "least_gain"}');
@@ -831,7 +838,12 @@ def test_upgrade_gives_fields_knobs_and_purposes_the_names_of_today(repository: 
     *_, ablation, soak = repository.attempts.of(second.id)
     assert (ablation.purpose, soak.purpose) == (Purpose.ABLATION, Purpose.SOAK)
     assert (ablation.knobs["num_workers"], ablation.knobs["parallelism"]) == (2, "fsdp_no_reshard")
+    assert soak.result.fault is Fault.INTERLEAVED
     assert repository.messages.of(second.id)[-1].data == {"cause": SearchEndCause.MIN_IMPROVEMENT}
+    verdict = Verdict.from_dict(second.verdict or {})
+    assert verdict.numerics is not None and verdict.numerics.unverified == "no reference"
+    assert verdict.soak_failure == Failure(1, AttemptState.OOM, "no memory")
+    assert (verdict.soak, verdict.unverified, verdict.unmeasured_leader) == (None, None, None)
 
 
 @pytest.mark.parametrize("older", ["0019"], indirect=True)

@@ -50,8 +50,8 @@ class ScriptWorkload(ForeignWorkload):
     script: str | None = Field(
         default=None,
         min_length=1,
-        description="A training script, unmodified; its path is from the study's folder on; its "
-        "process is the one that `launch` starts.",
+        description="A training script, unmodified; it is looked for in the folder in which the "
+        "command is typed, then in `folder`. Its process is the one that `launch` starts.",
     )
     module: str | None = Field(
         default=None, min_length=1, description="The same for a module, as in `python -m`."

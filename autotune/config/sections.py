@@ -171,9 +171,10 @@ class ObjectiveSpec(Section):
     batch_dependent: Literal["reject", "allow"] = Field(
         default="reject",
         description="Where a layer or loss computes over all rows of a micro-batch together "
-        "(BatchNorm, contrastive losses), another micro-batch trains something else; so it does where a "
-        "script does not divide its loss by the accumulation steps. reject: it is not recommended; "
-        "allow: it is, and the verdict says so.",
+        "(BatchNorm, contrastive losses), another micro-batch trains something else, though the global "
+        "batch is the same; so it does where a script trains by SGD and does not divide its loss by the "
+        "accumulation steps, or derives its learning rate from the micro-batch. reject: it is not "
+        "recommended; allow: it is, and the verdict says so.",
     )
 
     expected_job_hours: float = Field(
@@ -223,7 +224,7 @@ class BudgetSpec(Section):
     wall_time: Seconds | None = Field(
         default=None,
         description="Running time, e.g. 30m: a limit, kept within a tenth or one step. What proves the "
-        "result is paid for first.",
+        "result is reserved first.",
     )
     min_improvement: float | None = Field(
         default=None,
@@ -292,12 +293,13 @@ class MeasurementSpec(Section):
         default=3,
         ge=0,
         le=50,
-        description="Rounds of the winner against itself less one changed knob each; 0: none.",
+        description="Rounds in which the winner runs against itself with one changed knob back at the "
+        "baseline each; with two or more, changes that bring nothing go back. 0: none.",
     )
     unverified_numerics: Literal["reject", "allow"] = Field(
         default="reject",
-        description="Whether a configuration that may change the loss is recommended though it could "
-        "not be compared with the fp32 reference, because that does not run.",
+        description="Whether a configuration that may change the loss is recommended (allow) though it "
+        "could not be compared with the fp32 reference, because that does not run, or shows nothing.",
     )
     startup_timeout: Seconds = Field(
         default=300.0,

@@ -62,7 +62,9 @@ class StudySpec(Section):
     workload: AnyWorkload
     resources: ResourcesSpec = ResourcesSpec()
     search_space: str | dict[str, list[KnobValue]] = Field(
-        default="quick", description="Name of a preset, or the values to try per knob."
+        default="quick",
+        description="Name of a preset, or the values to try per knob. Of a study with `knobs` of its "
+        "own, those alone.",
     )
     baseline: dict[str, KnobValue] = Field(
         default_factory=dict,
@@ -82,7 +84,8 @@ class StudySpec(Section):
     sampler: Literal["model", "tpe", "gp", "random", "grid"] = Field(
         default="model",
         description="Source of the next trial. model: autotune's own, which knows how the time of a "
-        "step is made up; the others are Optuna's.",
+        "step is made up; tpe, gp and random are Optuna's; grid: every feasible configuration, in "
+        "random order.",
     )
     measurement: MeasurementSpec = MeasurementSpec()
     launcher: AnyLauncher = Field(
@@ -108,8 +111,8 @@ class StudySpec(Section):
     folder: str | None = Field(
         default=None,
         min_length=1,
-        description="Where the module of the workload is looked for, after the folder in which the "
-        "command is typed; relative to the study file. Default: beside it.",
+        description="Where the module or the script of the workload is looked for, after the folder in "
+        "which the command is typed; relative to the study file. Default: beside it.",
     )
     export: str = Field(
         default="best.yaml", min_length=1, description="Where the best configuration goes."

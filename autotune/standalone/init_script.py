@@ -308,7 +308,7 @@ def _batches(baseline: int, samples: int, step: int) -> list[int]:
 
 
 def _search_space(space: dict[str, list[Any]], found: Findings, taken: Mapping[str, str]) -> str:
-    lines = ["# What takes effect in this script. `autotune knobs` lists all that there are."]
+    lines = ["# Proposed for this script; others can be added: `autotune knobs` lists all."]
     lines.append("search_space:")
     for name, values in space.items():
         shown = f"  {name}: [{', '.join(map(written, values))}]"

@@ -203,6 +203,35 @@ def test_quickstart_at_the_top_is_that_of_the_recorded_runs() -> None:
         assert is_among(part, there), "the page of results says so, too"
 
 
+def test_simulated_studies_at_the_top_are_those_of_the_recorded_run() -> None:
+    cells = [
+        one
+        for one in recorded("policy-gpu")["cells"]
+        if (one["device"], one["budget"], one["policy"]) == ("h200", 120.0, "after")
+    ]
+    page = " ".join((ROOT / "README.md").read_text().split())
+    told = {}
+    for baseline in ("mb4", "mb16"):
+        found = [one for one in cells if one["baseline"] == baseline]
+        studies = sum(one["seeds"] for one in found)
+        best = sum(round(one["seeds"] * one["within_3"]) for one in found)
+        nothing = sum(round(one["seeds"] * one["nothing"]) for one in found)
+        (gain,) = {f"{one['speedup_median']:.2f}x" for one in found}
+        told[baseline] = studies, best, nothing, gain
+    assert told == {"mb4": (400, 395, 2, "1.95x"), "mb16": (400, 400, 0, "1.37x")}
+    assert "395 ended within 3 % of the best, 1.95x, and two recommended nothing" in page
+    assert "From micro-batch 16 all 400 found 1.37x" in page
+
+
+def test_promises_that_were_kept_are_those_of_the_tables() -> None:
+    pages = (ROOT / "docs" / "public-scripts.md", RESULTS / "public-scripts.md")
+    rows = [row for page in pages for row in page.read_text().splitlines()]
+    ends = [re.search(r"\| (yes|no, above|no, below)[^|]*\| [^|]+\|$", row) for row in rows]
+    kept = [end[1] for end in ends if end]
+    assert [kept.count(one) for one in ("yes", "no, above", "no, below")] == [16, 2, 3]
+    assert "| 16 of 21; two means above, three below |" in (ROOT / "README.md").read_text()
+
+
 def test_a_figure_is_not_found_in_another_number() -> None:
     assert not is_among("6", "16 (13) / 20.6 / 60 / 6.5")
     assert not is_among("1 of 48", "1 of 480; 11 of 48")

@@ -1,11 +1,15 @@
-"""Hooks of MkDocs: a page per knob, made of the catalogue, and links that stay within the site."""
+"""Hooks of MkDocs: pages of the knobs and of all commands, and links that stay within the site."""
 
 import re
 from pathlib import Path
 from typing import Any
 
+import typer
 from mkdocs.structure.files import File, Files
+from typer.cli import get_docs_for_click
+from typer.main import get_command
 
+from autotune.cli import app
 from autotune.views.catalogue import knob_page, recorded_effects
 from search_spaces import CATALOGUE
 
@@ -23,11 +27,11 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add a page for each knob."""
+    """Add a page for each knob, and one for the command line."""
     effects = recorded_effects(Path(config.docs_dir) / "results")
-    for name in CATALOGUE:
-        page = File.generated(config, f"knobs/{name}.md", content=knob_page(name, effects))
-        files.append(page)
+    pages = {f"knobs/{name}.md": knob_page(name, effects) for name in CATALOGUE}
+    for path, content in {**pages, "cli.md": _commands()}.items():
+        files.append(File.generated(config, path, content=content))
     return files
 
 
@@ -37,3 +41,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri == "knobs.md":
         markdown = _KNOB.sub(r"| [`\1`](knobs/\1.md) |", markdown)
     return markdown
+
+
+def _commands() -> str:
+    """Return a page with the arguments and options of every command, as `--help` prints them."""
+    command = get_command(app)
+    context = typer.Context(command, info_name="autotune")
+    return get_docs_for_click(obj=command, ctx=context, name="autotune", title="Commands")

@@ -41,6 +41,7 @@ def write(tiny: StudyFolder, **changes: object) -> None:
     tiny.write(**{**fields, **changes})
 
 
+@pytest.mark.long
 def test_doctor_runs_the_command_with_each_knob(tiny: StudyFolder) -> None:
     write(tiny, env={"OUT": "s3://bucket/run"})
     told = tiny.ask("doctor", "study.yaml", "--storage", tiny.url).stdout

@@ -78,6 +78,7 @@ def test_init_script_that_is_refused_to_write_is_told_of_may_write(folder: Path)
     assert (folder / "project" / "backup.py").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["overlay", pytest.param("copies", marks=pytest.mark.errand)])
 def test_files_after_init_doctor_and_start_are_as_before(folder: Path, how: str) -> None:
     def seen() -> tuple[object, object]:

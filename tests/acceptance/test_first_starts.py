@@ -137,6 +137,7 @@ def assert_sound(url: str) -> None:
     database.engine.dispose()
 
 
+@pytest.mark.long
 @pytest.mark.sample
 @pytest.mark.fault(13)
 def test_a_process_that_was_killed_while_it_made_the_tables_blocks_nobody(

@@ -25,6 +25,7 @@ def write(tiny: StudyFolder, workload: dict, **changes: object) -> None:
     tiny.write(workload=workload, **changes)
 
 
+@pytest.mark.long
 def test_doctor_says_knob_by_knob_what_takes_effect(tiny: StudyFolder) -> None:
     """telling.py takes no --accumulate: it would be measured as what it is not."""
     script = {

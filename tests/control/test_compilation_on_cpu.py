@@ -107,6 +107,7 @@ def in_four_knobs(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cold", "wall_time"),
     [
@@ -124,6 +125,7 @@ def test_gain_is_proven_although_the_fastest_trial_compiles_too_long_for_its_pro
     assert played.seconds <= 1.05 * wall_time
 
 
+@pytest.mark.long
 def test_only_finalists_whose_finals_have_time_are_checked(played: Replayed) -> None:
     verdict = in_four_knobs(played, in_bf16(140.0), wall_time=380)
     fastest = max(played.attempts("search"), key=lambda one: one.result.throughput or 0.0)
@@ -139,6 +141,7 @@ def compiling_before_the_first_block(launch: Launch) -> Answer:
     return Answer(rate=10.6 * speedup, startup=startup, stays=False)
 
 
+@pytest.mark.long
 def test_time_that_compilation_does_not_take_is_not_measured_away(played: Replayed) -> None:
     """A compiled trial that scatters would otherwise train on for as long as that was."""
     in_four_knobs(played, compiling_before_the_first_block, wall_time=400, block=0.06)

@@ -284,6 +284,7 @@ def test_an_end_while_it_is_exported_is_what_stays(
     assert autotune.load(target).provenance["verdict"] == text_of(Verdict.from_dict(played.verdict))
 
 
+@pytest.mark.long
 def test_an_earlier_verdict_stands_when_the_study_goes_on(
     played: Replayed, stopped: Interrupted
 ) -> None:

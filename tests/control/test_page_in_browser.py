@@ -134,6 +134,7 @@ def test_page_is_usable_with_a_keyboard_and_a_reader(
     opened.close()
 
 
+@pytest.mark.long
 def test_page_of_thousands_of_trials_stays_small(played: Replayed) -> None:
     tuned(played)
     many(played)

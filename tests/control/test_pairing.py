@@ -103,6 +103,7 @@ def test_the_interval_of_a_trial_is_that_of_its_ratio(played: Replayed) -> None:
     assert statistics.median(own) < 0.6 * noise.sigma_run
 
 
+@pytest.mark.long
 def test_on_a_quiet_machine_each_runs_by_itself(played: Replayed) -> None:
     restless(played, variation=SpeedVariation()).run(**ASKED)
     assert played.attempts("paired") == []

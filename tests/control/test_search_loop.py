@@ -619,6 +619,7 @@ def test_a_baseline_that_fails_again_and_again_ends_the_study(
         assert f"{failures[-1]}, whatever comes of it" in str(study.error)
 
 
+@pytest.mark.long
 def test_knob_that_can_vary_by_now_stays_as_it_was_in_the_first_trials(played: Replayed) -> None:
     played.on(PLAIN, refusal=lambda knobs: "no room" * (knobs["accumulation_steps"] > 1))
     played.run(budget={"trials": 3})

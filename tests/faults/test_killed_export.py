@@ -54,6 +54,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.long
 @pytest.mark.sample
 @pytest.mark.parametrize("kills", [30, pytest.param(300, marks=pytest.mark.slow)])
 def test_the_file_is_whole_whenever_its_writer_dies(

@@ -73,6 +73,7 @@ print(json.dumps({"looks": len(looks), "pages": len(pages), "errors": errors}))
 """
 
 
+@pytest.mark.long
 @pytest.mark.sample
 @pytest.mark.parametrize(
     ("results", "processes"), [(10, 1), pytest.param(1500, 4, marks=pytest.mark.slow)]

@@ -262,6 +262,7 @@ def test_gradients_travel_in_half_precision():
     assert dtypes == [False, True]
 
 
+@pytest.mark.long
 def test_a_static_graph_is_told_to_ddp_and_changes_no_number():
     weights = []
     for static in (False, True):

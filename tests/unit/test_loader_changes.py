@@ -49,6 +49,7 @@ def _read_by_an_evaluation() -> None:
     assert _workers(loader) == 1
 
 
+@pytest.mark.long
 def test_loader_is_as_the_script_has_built_it_while_gradients_are_disabled() -> None:
     run_apart(_read_by_an_evaluation)
 

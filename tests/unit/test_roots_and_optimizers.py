@@ -349,6 +349,7 @@ def _training_step_that_calls_its_own_module() -> None:
     assert _train_redirected(3).seen == [(True, True)] * 3
 
 
+@pytest.mark.long
 def test_module_whose_training_step_calls_it_is_changed_in_every_step() -> None:
     run_apart(_training_step_that_calls_its_own_module)
 
@@ -400,7 +401,7 @@ def _exported(export: Export, **wanted: Any) -> None:
     [
         {"precision": "bf16"},
         {"compile": "default"},
-        {"compile": "default", "compile_scope": "blocks"},
+        pytest.param({"compile": "default", "compile_scope": "blocks"}, marks=pytest.mark.long),
     ],
     ids=["bf16", "compiled", "blocks"],
 )

@@ -308,6 +308,7 @@ def test_backup_that_fails_half_way_leaves_no_file(
     assert content(tmp_path) == {}
 
 
+@pytest.mark.long
 def test_files_of_the_user_beside_a_backup_are_left_alone(source: Path, tmp_path: Path) -> None:
     beside = [f"copy.db.new{ending}" for ending in ("", "-wal", "-shm", "-journal")]
     for name in beside:

@@ -149,6 +149,7 @@ def test_program_that_writes_past_copies_is_refused(place: Place) -> None:
     assert place.now() == place.before
 
 
+@pytest.mark.long
 def test_trial_that_nothing_protects_is_not_started(place: Place) -> None:
     told = place.run("nothing")
     assert told[0]["outcome"] == "ERROR"

@@ -17,6 +17,7 @@ from tests.support.trials import trial
 SHORT = BlockPlan(seconds=0.001, min_steps=1, max_blocks=2)
 
 
+@pytest.mark.long
 @pytest.mark.sample
 @pytest.mark.fault(15)
 @pytest.mark.timeout(1800)

@@ -321,6 +321,7 @@ def test_nobody_is_launched_on_an_agent_that_has_died(site: Site) -> None:
     site.check_next_trial()
 
 
+@pytest.mark.long
 @sites("local", slow=["ray", "slurm"])
 def test_an_agent_that_dies_takes_all_with_it(site: Site) -> None:
     # Those that wait have workers that are stopped: these die as well.

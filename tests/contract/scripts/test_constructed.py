@@ -128,10 +128,12 @@ def test_loader_whose_length_the_script_asks_for_is_no_setting() -> None:
     assert not [one for one in found if one.flag.startswith("DataLoader")]
 
 
+@pytest.mark.long
 def test_accumulation_of_a_loop_of_the_script_is_no_setting() -> None:
     assert not [one for one in seen("accelerated").options if "accumulation" in one.flag]
 
 
+@pytest.mark.long
 def test_option_of_the_script_is_preferred_to_the_class() -> None:
     one = seen("trainer")
     own = dataclasses.replace(one.options[0], flag="--half", name="amp", value=False)

@@ -130,6 +130,7 @@ def test_samples_are_those_that_the_loader_asks_for(script: str) -> None:
     assert (found.seen.guessed, found.seen.varies, found.seen.loader) == (False, False, True)
 
 
+@pytest.mark.long
 def test_samples_without_batch_size_are_guessed_and_said_to_be() -> None:
     script = of_loader("loader = DataLoader(torch.randn(64, 4, 8), batch_size=None)", "x.mean()")
     found = look(script)
@@ -181,6 +182,7 @@ for x, y in zip(cycle(labeled), others):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "samples"),
     [(_REPEATED, [4, 4, 4, 4, 2] * 3), (_BESIDE_AN_EPOCH, [8] * 15)],
@@ -743,7 +745,13 @@ assert list(inspect.signature(DistributedDataParallel.__init__).parameters)[:2] 
     assert look(script, steps=1).samples == [4]
 
 
-@pytest.mark.parametrize("drawn", ["", "\nloader = iter(DataLoader(torch.randn(64, 8), 4))"])
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        "",
+        pytest.param("\nloader = iter(DataLoader(torch.randn(64, 8), 4))", marks=pytest.mark.long),
+    ],
+)
 def test_script_without_an_optimizer_is_left_after_a_few_passes(drawn: str) -> None:
     batch = "next(loader)" if drawn else "torch.randn(4, 8)"
     script = f"""{_SET_UP.replace("optimizer = torch.optim.SGD(model.parameters(), lr=0.01)", drawn)}

@@ -65,6 +65,7 @@ def test_model_that_is_replicated_instead_has_the_losses_of_fsdp2(bench: Bench) 
     assert losses(bench, "fsdp2.py", parallelism="ddp") == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.long
 def test_calls_of_the_script_take_format_and_prefetch(bench: Bench) -> None:
     before = losses(bench, "fsdp2.py")
     changed = losses(bench, "fsdp2.py", fsdp_reduce_dtype="bf16", fsdp_prefetch=1)

@@ -20,6 +20,7 @@ def one_processor() -> Iterator[None]:
     os.sched_setaffinity(0, before)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("one_processor")
 def test_ranks_beyond_the_processors_run_as_under_their_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -478,6 +478,7 @@ def test_process_that_waits_for_its_study_does_not_hinder_an_upgrade(
     assert Database(older).upgrade()[0] == "0017"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("older", ["0017"], indirect=True)
 def test_upgrade_is_undone_if_a_daemon_was_started_while_it_copied(
     older: str, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -511,6 +512,7 @@ def test_upgrade_keeps_a_copy_of_the_old_version(older: str, tmp_path: Path) -> 
     assert Repository(Database(f"sqlite:///{copy}")).studies.named("first").elapsed == 12.5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("older", ["0009"], indirect=True)
 def test_upgrade_after_that_of_another_process_changes_nothing(older: str, tmp_path: Path) -> None:
     newest, copy = revisions()[0], tmp_path / "copy.db"

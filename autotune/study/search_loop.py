@@ -27,6 +27,7 @@ from autotune.study.stopping import (
     TrialEconomics,
     usual_seconds,
 )
+from autotune.study.telling import tell_result
 from autotune.study.time_budget import TimeBudget
 from storage import (
     AttemptResult,
@@ -207,7 +208,7 @@ class SearchLoop:
         """Fail the trials that were asked for after the search had ended."""
         for trial in self._recover():
             reason = AttemptResult(AttemptState.ERROR, "asked for after the search had ended")
-            self.ledger.tell(trial.number, reason, "Not run: the search had ended.")
+            tell_result(self.ledger, trial.number, reason, "Not run: the search had ended.")
 
     def _run_baseline_again(self, executor: TrialExecutor, *, searching: bool) -> bool:
         """Launch another run of the baseline if one is due; return whether it was launched.
@@ -354,7 +355,8 @@ class SearchLoop:
         told = level.applied(result)
         note = self.dashboard.trial_note(attempt, told, level)
         value = self._values.of(told, self._context.attempts())
-        self.ledger.tell(attempt.trial, told, note, level.doubted(error_of(result)), value=value)
+        error = level.doubted(error_of(result))
+        tell_result(self.ledger, attempt.trial, told, note, standard_error=error, value=value)
 
     def _recover(self) -> list[FrozenTrial]:
         """Tell what was recorded but not told; return trials that were asked for but not run."""
@@ -377,7 +379,7 @@ class SearchLoop:
         except (Exhausted, ValueError) as error:
             why = str(error) or "its values were tried, or are not allowed"
             reason = AttemptResult(AttemptState.ERROR, f"no configuration of this study: {why}")
-            self.ledger.tell(trial.number, reason, f"Not run: {why}.")
+            tell_result(self.ledger, trial.number, reason, f"Not run: {why}.")
         else:
             yield complete
 

@@ -18,9 +18,10 @@ from scipy import special
 
 from autotune.analysis.wording import share_text
 from autotune.config import BudgetSpec, StudySpec
-from autotune.search.observations import NORMAL_95, value_of
+from autotune.search.observations import NORMAL_95
 from autotune.search.performance_model import Prediction
 from autotune.search.policy import SEARCH
+from autotune.search.trial_attributes import end_of, value_of
 from storage import Attempts, AttemptState, Purpose, SearchEndCause
 
 Predict = Callable[[list[FrozenTrial]], Prediction | None]
@@ -85,7 +86,7 @@ def _all_fail(ended: Sequence[FrozenTrial]) -> str:
     A few errors show it. A trial that is out of memory, or has no step in its time, leaves hope that
     another one runs, so it takes more of these.
     """
-    failed = (trial.user_attrs.get("end") in _FAILURES for trial in ended)
+    failed = (end_of(trial) in _FAILURES for trial in ended)
     if len(ended) >= SEARCH.broken_after and all(failed):
         return "every trial ends in an error"
     if len(ended) >= SEARCH.hopeless_after and all(value_of(trial) is None for trial in ended):

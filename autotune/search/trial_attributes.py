@@ -1,4 +1,4 @@
-"""What a trial's result is in Optuna's storage: the study writes it, samplers and rules read it."""
+"""Attributes, constraint and state of a trial in Optuna's storage: written by its study, and read."""
 
 import math
 from typing import Any

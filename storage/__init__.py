@@ -5,6 +5,8 @@ from storage.attempts import AttemptFeed
 from storage.database import Database
 from storage.order import EVERY_OWNER
 from storage.records import (
+    COMPARED_RUNS,
+    SEARCH_RUNS,
     TRAJECTORIES,
     TRIAL_RUNS,
     UNTIMED,
@@ -42,7 +44,9 @@ from storage.repository import Repository, study_names
 from storage.trials import TrialLedger
 
 __all__ = [
+    "COMPARED_RUNS",
     "EVERY_OWNER",
+    "SEARCH_RUNS",
     "TRAJECTORIES",
     "TRIAL_RUNS",
     "UNTIMED",

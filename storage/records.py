@@ -326,7 +326,14 @@ TRAJECTORIES = (Purpose.REFERENCE, Purpose.AUTOCAST, Purpose.NUMERICS)
 """Attempts whose blocks are single steps, to be compared and not to be timed."""
 
 TRIAL_RUNS = (Purpose.SEARCH, Purpose.CALIBRATE)
-"""Attempts that run as trials do: the trials of the search, and the baseline again."""
+"""Attempts that run as trials do: the trials of the search, and the baseline again. The noise is that
+of trials as they are: where these take over warm workers, the baseline does as well."""
+
+SEARCH_RUNS = (*TRIAL_RUNS, Purpose.PAIRED)
+"""Timed attempts of the search: its trials, and the baseline beside them and again."""
+
+COMPARED_RUNS = (Purpose.CONFIRM, Purpose.REPEAT, Purpose.ABLATION)
+"""Timed attempts that are compared after the search, if they ran in one environment."""
 
 UNTIMED = (*TRAJECTORIES, Purpose.PROFILE, Purpose.FIT, Purpose.EPOCHS, Purpose.LONGEST)
 """Attempts that say nothing about speed."""

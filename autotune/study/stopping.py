@@ -22,7 +22,7 @@ from autotune.search.observations import NORMAL_95
 from autotune.search.performance_model import Prediction
 from autotune.search.policy import SEARCH
 from autotune.search.trial_attributes import end_of, value_of
-from storage import Attempts, AttemptState, Purpose, SearchEndCause
+from storage import SEARCH_RUNS, Attempts, AttemptState, Purpose, SearchEndCause
 
 Predict = Callable[[list[FrozenTrial]], Prediction | None]
 """Prediction of the sampler's model from trials; None without a model, or with too few trials."""
@@ -67,7 +67,7 @@ class Budget:
 
     def _device_hours(self, begun: Sequence[FrozenTrial], attempts: Attempts) -> float:
         """Return what the search has spent, and what its running trials usually take."""
-        searching = attempts.of(Purpose.SEARCH, Purpose.PAIRED, Purpose.CALIBRATE, Purpose.FIT)
+        searching = attempts.of(*SEARCH_RUNS, Purpose.FIT)
         spent = sum(a.result.wall_seconds for a in searching)
         running = sum(trial.state == TrialState.RUNNING for trial in begun)
         spent += running * usual_seconds(attempts)

@@ -40,8 +40,9 @@ from autotune.views.markdown_report import report_of
 from autotune.views.page import page
 from autotune.views.page_charts import trials_chart
 from autotune.views.progress import ProgressLines
+from autotune.views.purposes import PHASES, PURPOSES
 from autotune.views.search_sections import expected_ratio, reason_text
-from autotune.views.sections import PURPOSES, STAGES, stage_title, step_note
+from autotune.views.sections import STAGES, stage_title, step_note
 from autotune.views.trackers import metrics
 from autotune.views.trust import Evidence, Point, Trust, points
 from autotune.views.verdict_text import text_of
@@ -407,8 +408,9 @@ def test_page_begins_with_when_it_was_measured(played: Replayed) -> None:
             assert f"2026-11-27 14:02 to {told} UTC" in text
 
 
-def test_every_purpose_has_a_name_in_words() -> None:
-    assert set(PURPOSES) == set(Purpose)
+def test_every_purpose_has_words() -> None:
+    assert PURPOSES.keys() == set(Purpose)
+    assert {words.phase for words in PURPOSES.values()} == set(PHASES)
 
 
 def test_long_runs_are_told_in_hours(played: Replayed) -> None:

@@ -44,7 +44,7 @@ from autotune.search.space import Space
 from autotune.search.trial_attributes import attributes_of
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Stopped, Tuner
-from autotune.views import dashboard_notes, markdown_report
+from autotune.views import markdown_report
 from autotune.views.figures import figures_of
 from autotune.views.overview import list_of, status_of
 from autotune.views.page import page
@@ -204,7 +204,7 @@ class Recorded:
             return behaviour(launch)
 
         try:
-            Tuner(self._job(ReplayLauncher(watched)), signals, dashboard_notes).run()
+            Tuner(self._job(ReplayLauncher(watched)), signals).run()
         except Stopped:
             pass
         return statistics.median(b - a for a, b in itertools.pairwise(launched[1:]))

@@ -20,7 +20,6 @@ from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import check_there
 from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Tuner
-from autotune.views import dashboard_notes
 from autotune.views.verdict_text import text_of
 from launchers import NO_RIVAL, Launcher, Rival, Tenant
 from launchers.layout import visible_devices
@@ -165,7 +164,7 @@ class StudyRun:
         elapsed = self._repository.studies.named(self._study.name).elapsed
         study = dataclasses.replace(self._study, elapsed=elapsed)
         context = dataclasses.replace(job, setup=setup.with_settings(resolved), study=study)
-        tuner = Tuner(context, self._signals, dashboard_notes)
+        tuner = Tuner(context, self._signals)
         verdict = tuner.run()
         tuner.dashboard.show(verdict)
         context.record_standing()

@@ -14,7 +14,7 @@ from autotune.measurement.measure import Measure
 from autotune.search.outline import outline
 from autotune.search.sampling import Exhausted, sampler
 from autotune.study.context import StudyContext
-from autotune.study.dashboard_sync import DashboardSync, DashboardTexts, ObjectiveValues
+from autotune.study.dashboard_sync import DashboardSync, ObjectiveValues
 from autotune.study.executor import Finished, TrialExecutor
 from autotune.study.follow_ups import FollowUps
 from autotune.study.run_planner import RunPlanner
@@ -55,7 +55,6 @@ class SearchLoop:
         planner: RunPlanner,
         pool: SlotPool,
         time: TimeBudget,
-        texts: DashboardTexts,
         check: Callable[[], None],
     ) -> None:
         """Prepare the loop, before anything runs.
@@ -99,7 +98,7 @@ class SearchLoop:
         self._values = ObjectiveValues(self.ledger, self._spec.unit)
         self._follow_ups = FollowUps(context, self.space, time, self.ledger)
         self._told_no_time = False
-        self.dashboard = DashboardSync(context, self.ledger, texts)
+        self.dashboard = DashboardSync(context, self.ledger)
 
     def begin(self) -> None:
         """Say what is searched, and have the baseline tried first, unless that was done before."""

@@ -38,7 +38,6 @@ from storage.records import (
     StoredNoise,
     StoredStudy,
     StudyState,
-    Summary,
 )
 from storage.repository import Repository, study_names
 from storage.trials import TrialLedger
@@ -82,7 +81,6 @@ __all__ = [
     "StoredNoise",
     "StoredStudy",
     "StudyState",
-    "Summary",
     "TrialLedger",
     "study_names",
 ]

@@ -593,24 +593,6 @@ class NewMessage:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """Progress of a study, as the database counts it.
-
-    Attributes:
-        searched: number of recorded trials of the search, by state.
-        confirming: latest round of the confirmation; 0 before there is one.
-        first: complete run of the first trial; None while there is none.
-        best: complete run with the highest throughput; None while there is none.
-    """
-
-    searched: dict[AttemptState, int]
-    running: int
-    confirming: int
-    first: "StoredAttempt | None"
-    best: "StoredAttempt | None"
-
-
-@dataclass(frozen=True)
 class StoredMessage:
     """Message of the daemon, with its time."""
 

@@ -71,9 +71,7 @@ class StudyRun:
         try:
             launcher = open_launcher(self._pinned(), paths.folder, self._is_to_be_ignored, tenant)
         except UnfitNodes as error:
-            if study.facts is None or not self._repository.attempts.number_of_figures(
-                self._study.id
-            ):
+            if study.facts is None or not self._repository.attempts.count_measured(self._study.id):
                 raise
             raise LauncherError(f"its figures are of {_ranks_on(study.facts)}: {error}") from None
         with contextlib.ExitStack() as now:
@@ -179,7 +177,7 @@ class StudyRun:
         before = {**facts, **known}
         if _ranks_on(before) == _ranks_on(facts):
             return
-        if self._repository.attempts.number_of_figures(self._study.id):
+        if self._repository.attempts.count_measured(self._study.id):
             raise LauncherError(
                 f"its figures are of {_ranks_on(before)}, and here are {_ranks_on(facts)}: it goes on "
                 "where it has the same"

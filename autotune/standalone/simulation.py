@@ -222,11 +222,11 @@ def _run(
     study, lease = claim.study, claim.lease
     environment = repository.environments.record(lease, launcher.site.environment)
     context = StudyContext(study, StudySetup(spec, launcher), lease, repository, environment)
-    verdict = Tuner(context, Signals()).run()
+    verdict, attempts = Tuner(context, Signals()).run(), context.attempts()
     row = table.row(verdict.knobs) if verdict.knobs else None
     return Simulation(
-        trials=sum(repository.attempts.summary(study.id).searched.values()),
-        launches=len(repository.attempts.of(study.id)),
+        trials=len(attempts.searched()),
+        launches=len(attempts),
         seconds=launcher.clock(),
         missing=missing,
         verdict=verdict.kind,

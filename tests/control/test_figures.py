@@ -48,11 +48,12 @@ from autotune.views.trust import Evidence, Point, Trust, points
 from autotune.views.verdict_text import text_of
 from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import Answer, Launch
-from launchers.replay.behaviours import noisy, running_at, where
+from launchers.replay.behaviours import noisy, running_at
 from search_spaces.knob import written
 from storage import Attempts, AttemptState, ChoiceReason, Database, Purpose, SearchEndCause
 from tests.control.replayed import PLAIN, Replayed, rate
 from tests.control.shown import answered, texts_of, words
+from tests.support.behaviours import where
 from tests.support.states import STATES, WHOLE, tuned
 from tests.support.steering import ask
 from tests.support.waiting import wait_for

@@ -416,7 +416,7 @@ def test_every_purpose_has_words() -> None:
 
 def test_long_runs_are_told_in_hours(played: Replayed) -> None:
     figures = tuned(played)
-    shown = dataclasses.replace(figures, runs=(Runs("search", 100, 360_000.0),))
+    shown = dataclasses.replace(figures, runs=(Runs(Purpose.SEARCH, 100, 360_000.0),))
     assert "100 4.2 days" in " ".join(words(page(shown)).split())
     assert "| trials of the search | 100 | 4.2 days |" in report_of(shown)
 
@@ -705,7 +705,7 @@ def test_study_whose_trials_all_fail_has_a_page_without_figures(played: Replayed
             {"budget": {"trials": None, "device_hours": 0.005}},
         ),
         (
-            SearchEndCause.LEAST_GAIN,
+            SearchEndCause.MIN_IMPROVEMENT,
             "budget.min_improvement",
             {"budget": {"min_improvement": 0.9}, "sampler": "model"},
         ),

@@ -171,7 +171,7 @@ def test_end_by_the_cost_of_a_trial_and_by_the_gain_asked_for_are_two_causes():
         return end and end.cause
 
     assert cause(None) == SearchEndCause.NOT_WORTH_IT
-    assert cause(0.1) == SearchEndCause.LEAST_GAIN
+    assert cause(0.1) == SearchEndCause.MIN_IMPROVEMENT
     assert cause(0.0) is None
 
 

@@ -12,19 +12,19 @@ from launchers.base import (
     TrialWatch,
     TurnSchedule,
 )
-from launchers.reservation import NO_RIVAL, Busy, Rival, refuse
+from launchers.reservation import NO_HOLDER, Busy, DeviceHolder, refuse
 from launchers.sections import section_of
 from launchers.session import untimed_steps
 from launchers.shares import Tenant
 from launchers.site import Site
 
 __all__ = [
-    "NO_RIVAL",
+    "NO_HOLDER",
     "Busy",
     "Launcher",
     "LauncherSection",
     "Resources",
-    "Rival",
+    "DeviceHolder",
     "Site",
     "Slot",
     "SoloSchedule",

@@ -205,7 +205,7 @@ class Slot(ABC):
         To be called by one thread at a time. A dead agent is replaced before the next session.
 
         Args:
-            requests: requests, all with the same hard time limit; with `takes_turns` if several.
+            requests: requests, all with the same hard time limit; with `interleaved` if several.
 
         Returns:
             A report per request, in order. Its `wall_seconds` are those of its turns, launch

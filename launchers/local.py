@@ -11,7 +11,7 @@ from launchers.agents import Node
 from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout, plan
 from launchers.node_compat import check_device
-from launchers.reservation import NO_RIVAL, Busy, Reservation
+from launchers.reservation import NO_HOLDER, Busy, Reservation
 from launchers.slot import AgentSlot, take_out_other_kinds
 
 _LOOPBACK = "127.0.0.1"
@@ -98,5 +98,5 @@ def _open_slot(
         [node],
         gpus_per_worker=fit.gpus_per_worker,
         reads_energy=resources.reads_energy,
-        on_wait=lambda: busy(NO_RIVAL),
+        on_wait=lambda: busy(NO_HOLDER),
     )

@@ -74,7 +74,7 @@ class Member:
     @property
     def waits_for_turns(self) -> bool:
         """True if its ranks train a block at a time, on request."""
-        return self.request.takes_turns
+        return self.request.interleaved
 
     def end(self) -> None:
         """End the trial on purpose: enough was seen, the time is up, or the study stops.

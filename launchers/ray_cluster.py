@@ -34,7 +34,7 @@ from launchers.ray_nodes import (
     strategy_of,
 )
 from launchers.ray_shares import RayShares
-from launchers.reservation import NO_RIVAL, Busy, Reservation, Rival
+from launchers.reservation import NO_HOLDER, Busy, Reservation, DeviceHolder
 from launchers.shares import Tenant
 from launchers.slot import AgentSlot, take_out_other_kinds
 
@@ -252,11 +252,11 @@ class RayLauncher(Launcher):
             self._reservation.close()
 
     def _joining(self, address: str | None) -> Callable[[str], object]:
-        return lambda text: self._busy(Rival(0, text) if text and address else NO_RIVAL)
+        return lambda text: self._busy(DeviceHolder(0, text) if text and address else NO_HOLDER)
 
     def _check_busy(self) -> None:
         """Raise if the launcher is no longer wanted while it opens."""
-        self._busy(NO_RIVAL)
+        self._busy(NO_HOLDER)
 
     def _joined(self, resources: Resources, driver: Driver, address: str | None) -> Cluster:
         """Return the cluster once its nodes hold a slot, or raise when it stays too small.
@@ -283,7 +283,7 @@ class RayLauncher(Launcher):
         """Wait until it is time to look at the cluster again."""
         looked = time.monotonic()
         while time.monotonic() - looked < _GROW_SECONDS:
-            self._busy(Rival(0, why))
+            self._busy(DeviceHolder(0, why))
             time.sleep(_POLL_SECONDS)
 
     def _open(self, address: str | None) -> None:
@@ -332,7 +332,7 @@ class RayLauncher(Launcher):
         while demand.is_pending or not self._add_slot(self._check_busy):
             demand.ask([layout.bundle] * layout.nodes, strategy_of(layout.nodes))
             settled = time.monotonic() - began > _SETTLE_SECONDS
-            self._busy(Rival(0, self._cluster.busy(since)) if settled else NO_RIVAL)
+            self._busy(DeviceHolder(0, self._cluster.busy(since)) if settled else NO_HOLDER)
             time.sleep(_POLL_SECONDS)
             demand.withdraw_if_granted()
 

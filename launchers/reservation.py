@@ -31,7 +31,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 @dataclass(frozen=True)
-class Rival:
+class DeviceHolder:
     """Process that holds what another one wants."""
 
     pid: int
@@ -39,20 +39,20 @@ class Rival:
     text: str
 
 
-NO_RIVAL = Rival(0, "")
+NO_HOLDER = DeviceHolder(0, "")
 """A wait without a rival: there is nothing to report, but the callback may raise."""
-Busy = Callable[[Rival], bool]
+Busy = Callable[[DeviceHolder], bool]
 """Called repeatedly as long as another process holds what is wanted; may raise. True: ignore that
 process."""
 
 
-def refuse(rival: Rival) -> bool:
+def refuse(rival: DeviceHolder) -> bool:
     """Raise instead of waiting.
 
     Raises:
         DevicesTaken: another process holds the devices.
     """
-    if rival == NO_RIVAL:
+    if rival == NO_HOLDER:
         return False
     raise DevicesTaken(
         f"{rival.text}, and two at a time would spoil each other's figures; wait for it, or give each "
@@ -129,7 +129,7 @@ class _Other:
     line: socket.socket
     is_connected: bool
     """False if so many processes ask that no more can connect."""
-    rival: Rival
+    rival: DeviceHolder
 
     def is_gone_within(self, seconds: float) -> bool:
         """Return whether the process lets go in that time; it never sends anything."""
@@ -167,7 +167,7 @@ def _others(names: Collection[str], ignored: Collection[str]) -> Generator[_Othe
         if pid == os.getpid() or _is_ignored(user):
             line.close()
             continue
-        rival = Rival(pid, f"{_described(pid, user)} measures on {name}{_advice(user)}")
+        rival = DeviceHolder(pid, f"{_described(pid, user)} measures on {name}{_advice(user)}")
         yield _Other(address, line, user is not None, rival)
 
 

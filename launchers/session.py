@@ -203,7 +203,7 @@ class Session:
     def _take(self, member: int, block: BlockReport) -> None:
         """Take in the block of a turn and give the next turn."""
         request = self._requests[member]
-        if request.takes_turns:
+        if request.interleaved:
             self._steps[member] = block.seconds / block.steps
         self._schedule.trained(member, block)
         # Ranks that wait for no turn end by themselves after their last block.

@@ -21,7 +21,7 @@ from launchers.base import Launcher, Link, Resources
 from launchers.layout import Layout
 from launchers.node_compat import device_kind, from_agent, kind_with_most_ranks
 from launchers.placement import ClusterNode
-from launchers.reservation import NO_RIVAL, Busy, Reservation
+from launchers.reservation import NO_HOLDER, Busy, Reservation
 from launchers.slot import AgentSlot
 from launchers.slurm_allocation import JOB, OUTSIDE, Allocation
 
@@ -321,7 +321,7 @@ class SlurmLauncher(Launcher):
         if self._closing.is_set():
             raise ClusterAway("the launcher is closed")
         if not self._growth.is_alive():
-            self._busy(NO_RIVAL)
+            self._busy(NO_HOLDER)
 
     def _connecting(self, placement: _Placement, number: int) -> Callable[[], SrunLink]:
         """Return the function that starts the agent of a slot on its first, second or later node."""

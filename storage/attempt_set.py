@@ -329,7 +329,9 @@ def _is_lost_with_node(one: StoredAttempt) -> bool:
 
 def _is_lost_with_agent(one: StoredAttempt) -> bool:
     fault = one.result.fault
-    return one.result.state == AttemptState.LOST and not fault.excuses and fault != Fault.TURNS
+    return (
+        one.result.state == AttemptState.LOST and not fault.excuses and fault != Fault.INTERLEAVED
+    )
 
 
 def _orphaned(one: StoredAttempt) -> bool:

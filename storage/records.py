@@ -303,7 +303,7 @@ class Fault(StrEnum):
 
     TRIAL = "trial"
     """The attempt itself: its configuration, its script, or an agent that died under it."""
-    TURNS = "turns"
+    INTERLEAVED = "interleaved"
     """The attempt itself, or one that took turns with it on the same devices."""
     WORKER = "worker"
     """The warm worker of another attempt that it reused."""

@@ -40,14 +40,14 @@ class Barred:
         Args:
             baseline: a value for every knob.
         """
-        unchecked = gate.unchecked(attempts, blocks, baseline) if rules.reject_unverified else {}
+        unverified = gate.unverified(attempts, blocks, baseline) if rules.reject_unverified else {}
         other = Comparison(attempts, blocks, baseline, rules).objections()
         memory = dict.fromkeys(outgrown(attempts), "it takes more memory than there is")
         reasons = {trial: objection.reason for trial, objection in other.items()}
         slowest_first = reversed(other.items())
         kinds = {objection.kind: trial for trial, objection in slowest_first if objection.kind}
-        numerics = gate.refused_knobs(attempts, unchecked, baseline)
-        return cls({**memory, **unchecked, **reasons}, kinds, numerics)
+        numerics = gate.refused_knobs(attempts, unverified, baseline)
+        return cls({**memory, **unverified, **reasons}, kinds, numerics)
 
     @classmethod
     def of_study(cls, attempts: Attempts, blocks: Blocks, spec: StudySpec) -> Self:

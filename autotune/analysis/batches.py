@@ -138,7 +138,7 @@ def compared_batches(result: ConfirmationResult, world_size: int) -> BatchChange
     """
     assert result.baseline is not None
     baseline = result.finalists[result.baseline].knobs
-    change = batch_change(result.chosen.knobs, baseline, world_size)
+    change = batch_change(result.recommended_result.knobs, baseline, world_size)
     if change is None:
         return None
     rivals = [

@@ -56,7 +56,7 @@ class ChoiceRounds:
         """Return the trials that are still in."""
         return [trial for trial in self.candidates if trial not in self.dropped]
 
-    def rivals(self) -> list[int]:
+    def finalists_in(self) -> list[int]:
         """Return the trials that are still in, without the baseline."""
         return [trial for trial in self.members() if trial != self.baseline]
 
@@ -101,19 +101,21 @@ class ChoiceRounds:
         """Return the finalist that may gain most over the baseline; None if none is left."""
         assert self.baseline is not None
         baseline = self.baseline
-        return max(self.rivals(), key=lambda trial: self._beyond(baseline, [trial]), default=None)
+        return max(
+            self.finalists_in(), key=lambda trial: self._beyond(baseline, [trial]), default=None
+        )
 
     def most_gain(self) -> float:
         """Return the highest gain over the baseline that the rounds leave possible, in logarithms."""
         assert self.baseline is not None
-        return self._beyond(self.baseline, self.rivals())
+        return self._beyond(self.baseline, self.finalists_in())
 
     def behind(self, trial: int) -> float:
         """Return the largest distance of a trial to the best of the finalists, in logarithms.
 
         This is Hsu's multiple comparison with the best.
         """
-        return max(0.0, self._beyond(trial, [t for t in self.rivals() if t != trial]))
+        return max(0.0, self._beyond(trial, [t for t in self.finalists_in() if t != trial]))
 
     def beats_baseline(self, trial: int) -> bool:
         """Return whether a trial is faster than the baseline, at whichever look."""
@@ -181,7 +183,7 @@ class ChoiceRounds:
 
     def _risk(self, trial: int) -> float:
         """Return the largest expected loss of a trial to the other finalists, in logarithms."""
-        rivals = [t for t in self.rivals() if t != trial]
+        rivals = [t for t in self.finalists_in() if t != trial]
         return math.fsum(self.contrast(trial, rival).risk for rival in rivals)
 
     def _seen(self, trial: int) -> list[float]:

@@ -11,7 +11,7 @@ from autotune.analysis.batches import compared_batches
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.confirmation_result import result_of
 from autotune.analysis.costs import CostRecords
-from autotune.analysis.estimates import leader, long_run
+from autotune.analysis.estimates import leader, soak
 from autotune.analysis.finalists import ConfirmationResult, FinalistResult, Selection
 from autotune.analysis.gate import GateRecord, touched
 from autotune.analysis.memory import (
@@ -21,7 +21,7 @@ from autotune.analysis.memory import (
     memory_of,
     tells_longest,
 )
-from autotune.analysis.outcomes import Failure, Outcomes, SearchBest, baseline_failure, long_failure
+from autotune.analysis.outcomes import Failure, Outcomes, SearchBest, baseline_failure, soak_failure
 from autotune.analysis.proof import Proof, Shortfall, WallTime, lacks_time, shortfall
 from autotune.analysis.provenance import Records
 from autotune.analysis.rounds import replay_study
@@ -34,7 +34,7 @@ from autotune.measurement.policy import PROOF
 from storage import StoredStudy, StudyState
 
 
-class StudyFacts(NamedTuple):
+class VerdictInputs(NamedTuple):
     """Facts about a study that its attempts do not tell.
 
     Attributes:
@@ -62,7 +62,7 @@ class StudyFacts(NamedTuple):
         return cls(study.name, study.state == StudyState.DONE, left)
 
 
-def build_verdict(records: Records, spec: StudySpec, facts: StudyFacts) -> Verdict:
+def build_verdict(records: Records, spec: StudySpec, facts: VerdictInputs) -> Verdict:
     """Return the answer that the records of a study support; it is provisional until the study ends."""
     attempts, baseline = records.attempts, spec.full_baseline()
     checks = gate.record(attempts, records.blocks, baseline, Rules.of(spec))
@@ -88,7 +88,7 @@ def build_verdict(records: Records, spec: StudySpec, facts: StudyFacts) -> Verdi
     return _lasting(found, records, spec) if facts.ended else found
 
 
-def _wall_time(spec: StudySpec, facts: StudyFacts) -> WallTime | None:
+def _wall_time(spec: StudySpec, facts: VerdictInputs) -> WallTime | None:
     whole = spec.budget.wall_time
     return None if whole is None or facts.left is None else WallTime(whole, facts.left)
 
@@ -117,13 +117,13 @@ def _final(
     found = conclude(result_of(confirmation), records.world_size, checks, failure, lacking)
     if found.kind is not Kind.NOTHING_BETTER or len(found.finalists) > 1:
         return found
-    return dataclasses.replace(found, left_out=left_out(proof))
+    return dataclasses.replace(found, unmeasured_leader=unmeasured_leader(proof))
 
 
-def left_out(proof: Proof) -> Contender | None:
+def unmeasured_leader(proof: Proof) -> Contender | None:
     """Return the trial that looked fastest, and faster than the baseline; None if none did."""
     ratios = trial_ratios(proof.attempts, None)
-    looked = [one for one in proof.rivals() if one.trial in ratios]
+    looked = [one for one in proof.eligible() if one.trial in ratios]
     first = max(looked, key=lambda one: ratios[one.trial].ratio.value, default=None)
     if first is None or ratios[first.trial].ratio.value <= 1:
         return None
@@ -157,9 +157,9 @@ def _lasting(found: Verdict, records: Records, spec: StudySpec) -> Verdict:
     if trial is None or knobs is None:
         return found
     if found.kind == Kind.BETTER:
-        pair = long_run(attempts, found)
-        failure = None if pair else long_failure(attempts, trial, knobs)
-        found = dataclasses.replace(found, long_run=pair, long_failure=failure)
+        pair = soak(attempts, found)
+        failure = None if pair else soak_failure(attempts, trial, knobs)
+        found = dataclasses.replace(found, soak=pair, soak_failure=failure)
     if found.kind not in (Kind.BETTER, Kind.NO_BASELINE):
         return found
     return dataclasses.replace(found, memory=_memory(trial, knobs, records, spec))
@@ -191,9 +191,9 @@ def conclude(
         return Verdict(Kind.NO_BASELINE, baseline_failure=failure, baseline_rounds=times, **common)
     common |= {"baseline": own.own_rate or mean_rate(own.figures), "baseline_knobs": own.knobs}
     missing = Shortfall() if lacking is None or result.exhausted else lacking
-    if result.chosen is own:
+    if result.recommended_result is own:
         return _kept(result, missing, common)
-    chosen, speedup = result.chosen, result.chosen.gain
+    chosen, speedup = result.recommended_result, result.recommended_result.gain
     assert speedup is not None  # both ran
     return Verdict(
         Kind.BETTER,
@@ -211,7 +211,7 @@ def conclude(
 
 def _common(result: ConfirmationResult, checks: GateRecord) -> dict[str, Any]:
     """Return the fields that verdicts of every kind have."""
-    chosen = result.chosen
+    chosen = result.recommended_result
     return {
         "trial": chosen.trial,
         "knobs": chosen.knobs,
@@ -253,8 +253,8 @@ def mean_rate(rates: Sequence[float]) -> Ratio:
 def _numerics(trial: int, checks: GateRecord) -> Numerics | None:
     if trial in checks.passed:
         return Numerics.of(checks.passed[trial])
-    if trial in checks.unchecked:
-        return Numerics(unchecked=checks.unchecked[trial])
+    if trial in checks.unverified:
+        return Numerics(unverified=checks.unverified[trial])
     return None
 
 
@@ -264,6 +264,6 @@ def _finalist(one: FinalistResult, result: ConfirmationResult) -> Finalist:
         knobs=one.knobs,
         baseline=one.trial == result.baseline,
         rates=one.rates,
-        ratio_to_recommended=one.ratio_to_choice,
+        ratio_to_recommended=one.ratio_to_recommended,
         dropped_after_round=one.dropped_after_round,
     )

@@ -28,7 +28,7 @@ class Basis(Enum):
 
     CHOICE = "choice"
     """Those that choose."""
-    FRESH = "fresh"
+    GAIN = "gain"
     """Those of the choice and the baseline alone, once there are enough."""
     ALL = "all"
     """Both: of a single finalist, or where only all of them show that the choice is faster."""
@@ -45,7 +45,7 @@ class Confirmation:
         spread: spread between the processes of each configuration; None where it is not told.
         choice_rounds: rounds of all finalists that were still in.
         gain_rounds: rounds of the choice and the baseline; None while rounds choose.
-        taken_back: changes of the choice that bring nothing, with the values that they had in it; it
+        reverted: changes of the choice that bring nothing, with the values that they had in it; it
             is measured alone without them.
         reduced: True if fresh rounds measure the choice without some of its changes.
         void: numbers of rounds that do not count, because they ran elsewhere than the last one.
@@ -64,21 +64,21 @@ class Confirmation:
         self.baseline = baseline
         self.choice_rounds = ChoiceRounds(self.candidates, baseline, most_rounds, spread)
         self.gain_rounds: GainRounds | None = None
-        self.taken_back: dict[str, Any] = {}
+        self.reverted: dict[str, Any] = {}
         self.reduced = False
         self.failed: list[int] = []
         self.void: set[int] = set()
         self._closed = 0
         self._most_rounds = most_rounds
         self._first_round = first_round
-        rivals = self.choice_rounds.rivals()
+        rivals = self.choice_rounds.finalists_in()
         if spread is not None and baseline is not None and len(rivals) == 1:
             self.gain_rounds = self._plan_gain_rounds(rivals[0], baseline, least=1)
 
     @property
-    def chosen(self) -> int | None:
+    def selected(self) -> int | None:
         """Trial that is measured against the baseline alone; None while rounds choose."""
-        return self.gain_rounds.chosen if self.gain_rounds else None
+        return self.gain_rounds.selected if self.gain_rounds else None
 
     @property
     def rounds(self) -> Rounds:
@@ -97,7 +97,7 @@ class Confirmation:
     def members(self) -> list[int]:
         """Return the trials that the next round measures."""
         return (
-            [self.gain_rounds.baseline, self.gain_rounds.chosen]
+            [self.gain_rounds.baseline, self.gain_rounds.selected]
             if self.gain_rounds
             else self.choice_rounds.members()
         )
@@ -198,15 +198,15 @@ class Confirmation:
         if self.candidates.keys() == {best, baseline}:
             self.gain_rounds.earlier = self.choice_rounds.rounds
 
-    def _plan_gain_rounds(self, chosen: int, baseline: int, *, least: int) -> GainRounds:
+    def _plan_gain_rounds(self, selected: int, baseline: int, *, least: int) -> GainRounds:
         """Plan rounds of a choice and the baseline alone, which tell from so many on."""
         most = self._most_rounds
         if self.spread is not None:
             wanted = min(PROOF.fewest_alone, most)
         else:
-            seen = self.choice_rounds.contrast(chosen, baseline)
+            seen = self.choice_rounds.contrast(selected, baseline)
             wanted = rounds_wanted(seen, len(self.choice_rounds.rounds), most)
-        return GainRounds(chosen, baseline, most, wanted, least, self.spread)
+        return GainRounds(selected, baseline, most, wanted, least, self.spread)
 
     def end(self) -> None:
         """Take the rounds so far for all that there are, where the time for more is over.
@@ -215,13 +215,13 @@ class Confirmation:
         """
         self.choice_rounds.last_look = not self.decided()
 
-    def take_back(self, knobs: Mapping[str, Any]) -> None:
+    def revert(self, knobs: Mapping[str, Any]) -> None:
         """Have the choice measured alone without the changes that bring nothing."""
-        assert self.chosen is not None
-        winner = self.candidates[self.chosen]
-        self.taken_back = {n: v for n, v in winner.knobs.items() if knobs[n] != v}
-        self.candidates[self.chosen] = replace(winner, knobs=dict(knobs))
-        self.measure_reduced(reduced=bool(self.taken_back))
+        assert self.selected is not None
+        winner = self.candidates[self.selected]
+        self.reverted = {n: v for n, v in winner.knobs.items() if knobs[n] != v}
+        self.candidates[self.selected] = replace(winner, knobs=dict(knobs))
+        self.measure_reduced(reduced=bool(self.reverted))
 
     def measure_reduced(self, *, reduced: bool) -> None:
         """Take note whether fresh rounds measure the choice without some of its changes.
@@ -237,7 +237,7 @@ class Confirmation:
         return self.gain_rounds.decided() if self.gain_rounds else self.choice_rounds.over()
 
     @property
-    def waits(self) -> bool:
+    def baseline_unsteady(self) -> bool:
         """Return whether more processes of the baseline would tell more than more rounds."""
         baseline = self.baseline
         return self.spread is not None and baseline is not None and self.spread.unsteady(baseline)
@@ -258,12 +258,12 @@ class Confirmation:
         It is that of the choice by the rounds that tell it, if there are enough.
         """
         if self.gain_rounds and self.gain_rounds.has_enough_rounds:
-            return math.log(self.gain(self.gain_rounds.chosen).high)
+            return math.log(self.gain(self.gain_rounds.selected).high)
         return self.choice_rounds.most_gain()
 
     def contender(self) -> int | None:
         """Return the finalist that may gain most over the baseline; None if none is left."""
-        return self.gain_rounds.chosen if self.gain_rounds else self.choice_rounds.contender()
+        return self.gain_rounds.selected if self.gain_rounds else self.choice_rounds.contender()
 
     def leads_baseline(self, trial: int) -> bool:
         """Return whether a trial is faster than the baseline in the mean of the rounds so far."""
@@ -278,7 +278,7 @@ class Confirmation:
             return Basis.ALL
         if self.gain_rounds is None or not self.gain_rounds.has_enough_rounds:
             return Basis.CHOICE
-        return Basis.ALL if self.gain_rounds.earlier_tell else Basis.FRESH
+        return Basis.ALL if self.gain_rounds.earlier_tell else Basis.GAIN
 
     @property
     def basis_rounds(self) -> Rounds:
@@ -286,7 +286,7 @@ class Confirmation:
         basis = self.basis
         if basis is Basis.ALL:
             return self._all_rounds
-        return self.fresh if basis is Basis.FRESH else self.choice_rounds.rounds
+        return self.fresh if basis is Basis.GAIN else self.choice_rounds.rounds
 
     @property
     def joint_gain(self) -> Ratio | None:
@@ -305,7 +305,7 @@ class Confirmation:
             return None
         if not self._doubted:
             return None
-        gain = self.choice_rounds.gain(self.gain_rounds.chosen, self._all_rounds)
+        gain = self.choice_rounds.gain(self.gain_rounds.selected, self._all_rounds)
         return gain if gain.faster else None
 
     @property
@@ -333,8 +333,8 @@ class Confirmation:
         baseline = self.baseline
         if self.to_prove or baseline is None or baseline in self.choice_rounds.dropped:
             return False
-        choice = self.choice()
-        return choice != baseline and self.gain(choice).faster
+        recommended = self.recommended()
+        return recommended != baseline and self.gain(recommended).faster
 
     @property
     def nothing_to_choose(self) -> bool:
@@ -360,19 +360,19 @@ class Confirmation:
 
         Fresh rounds, if there are enough, tell that of the choice.
         """
-        if self.gain_rounds and trial == self.gain_rounds.chosen:
+        if self.gain_rounds and trial == self.gain_rounds.selected:
             if joint := self.joint_gain:
                 return joint
             if self.gain_rounds.has_enough_rounds:
                 return self.gain_rounds.gain()
         return self.choice_rounds.gain(trial)
 
-    def choice(self) -> int:
+    def recommended(self) -> int:
         """Return the trial to recommend.
 
         It is the baseline if no finalist beats it, or if later rounds contradict the choice.
         """
         if self.gain_rounds:
             refuted = self._doubted and not self.joint_gain
-            return self.gain_rounds.baseline if refuted else self.gain_rounds.chosen
+            return self.gain_rounds.baseline if refuted else self.gain_rounds.selected
         return self.choice_rounds.best()

@@ -12,23 +12,27 @@ _SAME = Ratio(1.0, 1.0, 1.0)
 
 def result_of(confirmation: Confirmation) -> ConfirmationResult:
     """Return what the rounds say; at least one candidate must have finished one."""
-    choice, baseline, told = confirmation.choice(), confirmation.baseline, confirmation.gain_rounds
+    recommended, baseline, told = (
+        confirmation.recommended(),
+        confirmation.baseline,
+        confirmation.gain_rounds,
+    )
     fails = _baseline_fails(confirmation)
-    stays = choice == baseline and not fails
+    stays = recommended == baseline and not fails
     contradicts = stays and told is not None and not told.has_enough_rounds
-    fresh = confirmation.basis is Basis.FRESH
+    fresh = confirmation.basis is Basis.GAIN
     return ConfirmationResult(
-        choice=choice,
+        recommended=recommended,
         baseline=baseline,
         baseline_fails=fails,
         finalists={
-            t: _finalist(confirmation, t, choice, fails=fails) for t in confirmation.candidates
+            t: _finalist(confirmation, t, recommended, fails=fails) for t in confirmation.candidates
         },
         rounds=len(confirmation.basis_rounds),
         chosen_in=len(confirmation.choice_rounds.rounds) if fresh else 0,
         contender=confirmation.contender() if stays else None,
         most_gain=math.expm1(confirmation.most_gain()) if stays else None,
-        behind=None if stays or fails else _distance(confirmation, choice),
+        behind=None if stays or fails else _distance(confirmation, recommended),
         contradicted_by=len(confirmation.fresh) if contradicts else 0,
         exhausted=not confirmation.rounds_left,
         reverted=_reverted(confirmation),
@@ -54,14 +58,14 @@ def _baseline_fails(confirmation: Confirmation) -> bool:
 
 def _reverted(confirmation: Confirmation) -> dict[str, Any]:
     """Return the changes that were taken back, each with the value that it has now."""
-    if confirmation.chosen is None:
+    if confirmation.selected is None:
         return {}
-    now = confirmation.candidates[confirmation.chosen].knobs
-    return {name: now[name] for name in confirmation.taken_back}
+    now = confirmation.candidates[confirmation.selected].knobs
+    return {name: now[name] for name in confirmation.reverted}
 
 
 def _finalist(
-    confirmation: Confirmation, trial: int, choice: int, *, fails: bool
+    confirmation: Confirmation, trial: int, recommended: int, *, fails: bool
 ) -> FinalistResult:
     rates = confirmation.rates(trial)
     compared = rates and not fails and trial not in confirmation.failed
@@ -72,7 +76,7 @@ def _finalist(
         figures=tuple(confirmation.basis_rates(trial)),
         own_rate=own_rate(confirmation, trial),
         gain=_gain(confirmation, trial) if compared else None,
-        ratio_to_choice=_ratio(confirmation, trial, choice) if rates else None,
+        ratio_to_recommended=_ratio(confirmation, trial, recommended) if rates else None,
         dropped_after_round=confirmation.choice_rounds.dropped.get(trial),
     )
 
@@ -81,15 +85,15 @@ def _gain(confirmation: Confirmation, trial: int) -> Ratio:
     return _SAME if trial == confirmation.baseline else confirmation.gain(trial)
 
 
-def _ratio(confirmation: Confirmation, trial: int, choice: int) -> Ratio:
-    """Return a trial's throughput over the choice's, for a pair measured alone in those rounds."""
+def _ratio(confirmation: Confirmation, trial: int, recommended: int) -> Ratio:
+    """Return a trial's throughput over the recommended trial's, for a pair measured alone in those rounds."""
     if confirmation.gain_rounds and confirmation.basis is not Basis.CHOICE:
-        both = confirmation.gain_rounds.chosen, confirmation.gain_rounds.baseline
-        if (trial, choice) == both:
+        both = confirmation.gain_rounds.selected, confirmation.gain_rounds.baseline
+        if (trial, recommended) == both:
             return confirmation.gain(trial)
-        if (choice, trial) == both:
-            return confirmation.gain(choice).inverse
-    return confirmation.choice_rounds.ratio(trial, choice)
+        if (recommended, trial) == both:
+            return confirmation.gain(recommended).inverse
+    return confirmation.choice_rounds.ratio(trial, recommended)
 
 
 def _distance(confirmation: Confirmation, trial: int) -> float | None:

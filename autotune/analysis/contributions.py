@@ -52,7 +52,9 @@ class Contribution:
 
 def variants(winner: Knobs, baseline: Knobs, facts: Facts) -> list[dict[str, Any]]:
     """Return the winner, then the winner less one change each, without those that cannot run."""
-    without = [less(winner, baseline, name, facts) for name in revertible_knobs(winner, baseline)]
+    without = [
+        without_change(winner, baseline, name, facts) for name in revertible_knobs(winner, baseline)
+    ]
     free = dataclasses.replace(facts, global_batch_size=None)
     return [dict(winner), *(knobs for knobs in without if not infeasible(knobs, free))]
 
@@ -68,7 +70,9 @@ def revertible_knobs(winner: Knobs, baseline: Knobs) -> list[str]:
     return changed
 
 
-def less(winner: Knobs, baseline: Knobs, name: str, facts: Facts | None) -> dict[str, Any]:
+def without_change(
+    winner: Knobs, baseline: Knobs, name: str, facts: Facts | None
+) -> dict[str, Any]:
     """Return the winner with this knob reverted, and all knobs that do not go with that."""
     knobs = {**winner, name: baseline[name]}
     if name == "micro_batch" and is_other_split(winner, baseline):
@@ -107,7 +111,7 @@ def _contributions(
     attempts: Attempts, winner: Knobs, baseline: Knobs, facts: Facts | None
 ) -> Iterator[Contribution]:
     names = revertible_knobs(winner, baseline)
-    without = [less(winner, baseline, name, facts) for name in names]
+    without = [without_change(winner, baseline, name, facts) for name in names]
     rates = _rates(attempts, [winner, *without])
     for place, name in enumerate(names, 1):
         both = [arms for arms in rates.values() if 0 in arms and place in arms]
@@ -145,7 +149,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Spared:
+class Reduction:
     """Winner without the changes that are known to bring nothing.
 
     Attributes:
@@ -164,9 +168,9 @@ class _Group:
     error: float
 
 
-def spared(
+def reduce_winner(
     attempts: Attempts, winner: Knobs, baseline: Knobs, facts: Facts, *, rounds: int, most: int
-) -> Spared:
+) -> Reduction:
     """Return the winner as far as the records reduce it.
 
     Args:
@@ -180,7 +184,7 @@ def spared(
     every = variants(winner, baseline, facts)
     seen, step = _measured(attempts, every, 0, rounds)
     if step:
-        return Spared(dict(winner), step)
+        return Reduction(dict(winner), step)
     return _without_groups(attempts, winner, baseline, facts, _idle(seen, every, most), most)
 
 
@@ -191,12 +195,12 @@ def _without_groups(
     facts: Facts,
     idle: Sequence[dict[str, Any]],
     most: int,
-) -> Spared:
+) -> Reduction:
     kept = dict(winner)
     names = [
         name
         for name in revertible_knobs(kept, baseline)
-        if _less(kept, baseline, [name], facts) in idle
+        if _without_changes(kept, baseline, [name], facts) in idle
     ]
     # That all changes together bring something is known: it has beaten the baseline.
     whole = len(names) < len(revertible_knobs(kept, baseline))
@@ -211,19 +215,19 @@ def _without_groups(
         if not groups:
             break
         group, *groups = groups
-        without = _less(kept, baseline, group.names, facts)
+        without = _without_changes(kept, baseline, group.names, facts)
         if infeasible(without, free) or not revertible_knobs(without, baseline):
             groups = [*_halves(group), *groups]
             continue
         # Against the winner as it was: what all that went back brings together is what is negligible.
         step, accepted = _tried(attempts, winner, without, stage, most, group.error)
         if step:
-            return Spared(kept, step)
+            return Reduction(kept, step)
         if accepted:
             kept = without
         else:
             groups = [*_halves(group), *groups]
-    return Spared(kept, None)
+    return Reduction(kept, None)
 
 
 def _halves(group: _Group) -> list[_Group]:
@@ -234,11 +238,13 @@ def _halves(group: _Group) -> list[_Group]:
     return [_Group(part, group.error / 2) for part in parts]
 
 
-def _less(winner: Knobs, baseline: Knobs, names: Sequence[str], facts: Facts) -> dict[str, Any]:
+def _without_changes(
+    winner: Knobs, baseline: Knobs, names: Sequence[str], facts: Facts
+) -> dict[str, Any]:
     """Return the winner without these changes, and those that do not go without them."""
     knobs = dict(winner)
     for name in names:
-        knobs = less(knobs, baseline, name, facts)
+        knobs = without_change(knobs, baseline, name, facts)
     return knobs
 
 

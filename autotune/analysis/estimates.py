@@ -18,9 +18,9 @@ from autotune.analysis.verdict import (
     Contender,
     Finalist,
     Kind,
-    LongRun,
+    SoakResult,
     Numerics,
-    Unchecked,
+    FasterUnverified,
     Verdict,
 )
 from autotune.measurement.estimate import Ratio
@@ -77,7 +77,7 @@ def leader(
         refused=checks.refused,
         baseline_failure=None if reference else baseline_failure(attempts),
         contender=Contender(fastest.trial, fastest.knobs, ahead) if fastest and ahead else None,
-        unchecked=_unchecked(ranked, chosen, baseline, checks, ratio_of),
+        unverified=_unverified(ranked, chosen, baseline, checks, ratio_of),
         **(_of_change(chosen, baseline, checks, world_size) if kind == Kind.BETTER else {}),
     )
 
@@ -93,7 +93,7 @@ def _safe(
     ]
 
 
-def long_run(attempts: Attempts, verdict: Verdict) -> LongRun | None:
+def soak(attempts: Attempts, verdict: Verdict) -> SoakResult | None:
     """Return the result of the pair for the recommended configuration; None if there is none.
 
     Its shift is the difference to the rounds, whose interval it includes.
@@ -111,7 +111,7 @@ def long_run(attempts: Attempts, verdict: Verdict) -> LongRun | None:
     if not math.isfinite(beyond):
         return None
     seconds = min(own.result.wall_seconds, baseline.result.wall_seconds)
-    return LongRun(seconds, ratio, Ratio.around(ratio.value / short.value, beyond))
+    return SoakResult(seconds, ratio, Ratio.around(ratio.value / short.value, beyond))
 
 
 def _compared(
@@ -159,18 +159,18 @@ def _ranked(attempts: Attempts, checks: GateRecord) -> list[StoredAttempt]:
     return sorted((one for one in searched if one.trial not in out), key=lambda one: -_speed(one))
 
 
-def _unchecked(
+def _unverified(
     ranked: Sequence[StoredAttempt],
     chosen: StoredAttempt,
     baseline: Mapping[str, Any],
     checks: GateRecord,
     ratio_of: Callable[[StoredAttempt], Ratio],
-) -> Unchecked | None:
+) -> FasterUnverified | None:
     """Return the fastest trial that is ahead of the choice and may compute something else."""
     for one in ranked:
         names = tuple(touched(one.knobs, baseline, checks.harmless))
         if _speed(one) > _speed(chosen) and names and one.trial not in checks.passed:
-            return Unchecked(one.knobs, ratio_of(one), names)
+            return FasterUnverified(one.knobs, ratio_of(one), names)
     return None
 
 

@@ -35,7 +35,7 @@ class FinalistResult:
         own_rate: rate with the interval of its own runs; None where the spread between processes is
             not known, or it never ran.
         gain: its speed-up over the baseline; None where one of the two failed or did not run.
-        ratio_to_choice: its throughput over that of the choice; None if it never ran.
+        ratio_to_recommended: its throughput over that of the recommended trial; None if it never ran.
         dropped_after_round: counted from one; None if it stayed to the end.
     """
 
@@ -45,7 +45,7 @@ class FinalistResult:
     figures: tuple[float, ...]
     own_rate: Ratio | None
     gain: Ratio | None
-    ratio_to_choice: Ratio | None
+    ratio_to_recommended: Ratio | None
     dropped_after_round: int | None
 
 
@@ -54,16 +54,16 @@ class ConfirmationResult:
     """Result of a confirmation.
 
     Attributes:
-        choice: trial to recommend.
+        recommended: trial to recommend.
         baseline: trial of the baseline; None if it is no candidate.
         baseline_fails: True if the baseline failed in the rounds, or is no candidate.
         finalists: result of each candidate, the baseline among them.
         rounds: number of rounds that figures are taken from.
         chosen_in: number of earlier rounds, which chose; 0: the same rounds.
-        contender: fastest alternative, where the baseline is the choice; None if there is none.
+        contender: fastest alternative, where the baseline is recommended; None if there is none.
         most_gain: highest relative gain over the baseline that the rounds leave possible; None where
-            the baseline is not the choice.
-        behind: relative distance of the choice to the best of the finalists, at most; None where it
+            the baseline is not recommended.
+        behind: relative distance of the recommended trial to the best of the finalists, at most; None where it
             is the baseline, or has no rival.
         contradicted_by: number of fresh rounds that do not show the speed-up of the rounds that chose,
             and are too few for a figure of their own.
@@ -72,7 +72,7 @@ class ConfirmationResult:
         failed: trials that failed in a round, without the baseline.
     """
 
-    choice: int
+    recommended: int
     baseline: int | None
     baseline_fails: bool
     finalists: dict[int, FinalistResult]
@@ -87,9 +87,9 @@ class ConfirmationResult:
     failed: tuple[int, ...]
 
     @property
-    def chosen(self) -> FinalistResult:
-        """The choice's own result."""
-        return self.finalists[self.choice]
+    def recommended_result(self) -> FinalistResult:
+        """Result of the recommended trial."""
+        return self.finalists[self.recommended]
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def _expected(several: Iterable[StoredAttempt]) -> tuple[list[StoredAttempt], Ex
     return close, expectation(rates, [_error(a) for a in close], [a.knobs for a in close])
 
 
-def rivals(several: Sequence[StoredAttempt], margin: float) -> list[StoredAttempt]:
+def possibly_faster(several: Sequence[StoredAttempt], margin: float) -> list[StoredAttempt]:
     """Return the first of these trials, and those that may be faster than it by more than a margin.
 
     Args:

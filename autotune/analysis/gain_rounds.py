@@ -30,7 +30,7 @@ class GainRounds:
         earlier: rounds before these, if the choice was the only finalist.
     """
 
-    chosen: int
+    selected: int
     baseline: int
     most: int
     wanted: int
@@ -67,7 +67,7 @@ class GainRounds:
         """True if the earlier rounds count, too: the interval by all is narrow beside the gain."""
         if not self.earlier:
             return False
-        both = ([r[trial] for r in self._all] for trial in (self.chosen, self.baseline))
+        both = ([r[trial] for r in self._all] for trial in (self.selected, self.baseline))
         return paired_ratio(*both).tells(PROOF.share_of_gain)
 
     @property
@@ -76,7 +76,7 @@ class GainRounds:
 
     def _gains(self, rounds: Iterable[Mapping[int, float]]) -> list[float]:
         """Return by how much the choice was faster, in logarithms, round by round."""
-        return [math.log(rates[self.chosen] / rates[self.baseline]) for rates in rounds]
+        return [math.log(rates[self.selected] / rates[self.baseline]) for rates in rounds]
 
     @property
     def counted(self) -> Rounds:
@@ -86,10 +86,10 @@ class GainRounds:
     def gain(self) -> Ratio:
         """Return the speed-up of the choice over the baseline, with Student's or Welch's interval."""
         if self.spread is not None:
-            both = self.chosen, self.baseline
+            both = self.selected, self.baseline
             arms = (self.spread.arm(t, self.rates(t), self.baseline) for t in both)
             return welch_contrast(*arms).ratio(ONE_SIDED)
-        return paired_ratio(self.rates(self.chosen), self.rates(self.baseline))
+        return paired_ratio(self.rates(self.selected), self.rates(self.baseline))
 
     def rates(self, trial: int) -> list[float]:
         """Return the throughput of one of the two, round by round."""
@@ -103,7 +103,7 @@ class GainRounds:
             return True
         if self.spread is None:
             return not self.gain().vague
-        return (self.vain or self._knows_rate) if self.waits else self.precise
+        return (self.vain or self._knows_rate) if self.baseline_unsteady else self.precise
 
     @property
     def contradicted(self) -> bool:
@@ -116,7 +116,7 @@ class GainRounds:
         return bool(self.rounds) and math.fsum(self._gains(self.counted.values())) <= 0
 
     @property
-    def waits(self) -> bool:
+    def baseline_unsteady(self) -> bool:
         """Return whether more processes of the baseline would tell more than more rounds."""
         return self.spread is not None and self.spread.unsteady(self.baseline)
 
@@ -126,7 +126,7 @@ class GainRounds:
         if self.spread is None or not self.has_enough_rounds:
             return False
         gain = self.gain()
-        most = PROOF.coarsest if self.waits else PROOF.finest
+        most = PROOF.coarsest if self.baseline_unsteady else PROOF.finest
         wanted = max(PROOF.finest, min(PROOF.share_of_unsteady * math.log(gain.value), most))
         return gain.half_width <= wanted
 
@@ -143,9 +143,9 @@ class GainRounds:
         """
         if self.spread is None:
             return True
-        if self.spread.unsteady(self.chosen):
+        if self.spread.unsteady(self.selected):
             return clearly_faster(self.gain())
-        rate = self.spread.arm(self.chosen, self.rates(self.chosen), self.baseline).rate
+        rate = self.spread.arm(self.selected, self.rates(self.selected), self.baseline).rate
         return rate.half_width <= PROOF.own_rate
 
 

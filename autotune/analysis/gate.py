@@ -72,7 +72,7 @@ class GateRecord:
     Attributes:
         passed: trial -> how closely it follows the reference.
         refused: refusals, in the order in which they were checked.
-        unchecked: trial -> why there is nothing to compare it with.
+        unverified: trial -> why there is nothing to compare it with.
         harmless: names of the study's own knobs that are not checked: they cannot change the loss.
         risks: trial -> sentences on what is not shown of its data, graph and statistics, for trials that
             were measured again.
@@ -80,7 +80,7 @@ class GateRecord:
 
     passed: dict[int, Agreement] = field(default_factory=dict)
     refused: tuple[Refusal, ...] = ()
-    unchecked: dict[int, str] = field(default_factory=dict)
+    unverified: dict[int, str] = field(default_factory=dict)
     harmless: Collection[str] = frozenset()
     risks: dict[int, str] = field(default_factory=dict)
 
@@ -229,7 +229,7 @@ def _missing_runs_of(
     return missing
 
 
-def unchecked(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, str]:
+def unverified(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, str]:
     """Return trials of the search of which nothing shows whether they are right, with the reason.
 
     The reference failed, or a run began with other weights or rows than the reference, or the references
@@ -254,7 +254,7 @@ def unchecked(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int, 
 
 
 def refused_knobs(
-    attempts: Attempts, unchecked: Collection[int], baseline: Knobs
+    attempts: Attempts, unverified: Collection[int], baseline: Knobs
 ) -> dict[int, list[str]]:
     """Return trials of the search that are refused, with the knobs without which one may pass.
 
@@ -262,7 +262,7 @@ def refused_knobs(
     shows anything they are all that would have to be checked.
 
     Args:
-        unchecked: trials of which nothing shows whether they are right.
+        unverified: trials of which nothing shows whether they are right.
         baseline: a value for every knob.
     """
     failed = {
@@ -270,7 +270,7 @@ def refused_knobs(
     }
     found = {}
     for one in attempts.searched().measured():
-        if one.trial in failed or one.trial in unchecked:
+        if one.trial in failed or one.trial in unverified:
             names = touched(one.knobs, baseline, attempts.harmless)
             formats = [n for n in names if n in CATALOGUE and CATALOGUE[n].number_format]
             found[one.trial] = formats if formats and one.trial in failed else names
@@ -367,7 +367,7 @@ def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) ->
             # It is checked with a smaller micro-batch.
             own = attempts.of(Purpose.SEARCH).of_trial(attempt.trial).first or attempt
             refused.append(Refusal(attempt.trial, own.knobs, cause))
-    without = unchecked(attempts, blocks, baseline)
+    without = unverified(attempts, blocks, baseline)
     if rules.reject_unverified:
         refused += _refused_unchecked(without, attempts)
         without = {}

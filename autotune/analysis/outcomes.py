@@ -107,7 +107,7 @@ def baseline_failure(attempts: Attempts) -> Failure | None:
     return None if own is None or own.result.state.ended_well else Failure.of(own)
 
 
-def long_failure(attempts: Attempts, trial: int, knobs: Mapping[str, Any]) -> Failure | None:
+def soak_failure(attempts: Attempts, trial: int, knobs: Mapping[str, Any]) -> Failure | None:
     """Return how the long run of a configuration failed; None if it did not."""
     last = attempts.of(Purpose.SOAK).of_trial(trial).with_knobs(knobs).recorded().last
     return None if last is None or last.result.state.ended_well else Failure.of(last)

@@ -51,12 +51,12 @@ class Proof:
     repeats: int = 0
     at_once: bool = False
 
-    def rivals(self) -> Sequence[StoredAttempt]:
+    def eligible(self) -> Sequence[StoredAttempt]:
         """Return complete trials that may still be recommended, the fastest of them first."""
-        return self._rivals
+        return self._eligible
 
     @functools.cached_property
-    def _rivals(self) -> list[StoredAttempt]:
+    def _eligible(self) -> list[StoredAttempt]:
         several = ranked(self.attempts)
         may = (a for a in several if a.knobs != self.baseline and a.trial not in self.barred.trials)
         return list(itertools.islice(may, PROOF.ranked))
@@ -120,7 +120,7 @@ class Proof:
         fastest one whose finals do not. Before a rival is known they are those of a configuration that
         runs like the baseline.
         """
-        rivals = self.rivals()
+        rivals = self.eligible()
         if not rivals:
             return self.finals([self.baseline], self.needed)
         first = self.alone(rivals[0])
@@ -158,7 +158,7 @@ class Proof:
 
         They are those of the fastest rival; 0 without any.
         """
-        first = next(iter(self.rivals()), None)
+        first = next(iter(self.eligible()), None)
         if first is None:
             return 0.0
         return self.needed * sum(map(self.costs.further_steps, [self.baseline, first.knobs]))
@@ -208,7 +208,7 @@ def shortfall(
         return Shortfall()
     if confirmation is not None and confirmation.rounds and confirmation.members():
         return _of_rounds(confirmation, proof, wall_time)
-    if rivals := proof.rivals():
+    if rivals := proof.eligible():
         another = proof.costs.shortest(proof.baseline)  # trial: the search goes on first
         needed = another + proof.finals([rivals[0].knobs], PROOF.fewest_rounds)
         return Shortfall(
@@ -357,7 +357,7 @@ class _Seen(NamedTuple):
 
 def _would_tell(confirmation: Confirmation, seen: _Seen, rounds: int) -> bool:
     """Return whether so many rounds would tell, by the test that is to decide."""
-    if confirmation.chosen is None:
+    if confirmation.selected is None:
         level = confirmation.choice_rounds.level(rounds)
         beyond = float(special.stdtrit(rounds - 1, 1 - level)) * seen.spread / math.sqrt(rounds)
         if seen.mean + beyond <= math.log1p(PROOF.alike):

@@ -38,7 +38,7 @@ class Stage(StrEnum):
 
 _STAGES = {
     Basis.CHOICE: (Stage.CHOICE,),
-    Basis.FRESH: (Stage.GAIN,),
+    Basis.GAIN: (Stage.GAIN,),
     Basis.ALL: (Stage.CHOICE, Stage.GAIN),
 }
 """Stages whose rounds the speed-up rests on."""
@@ -125,7 +125,7 @@ def rounds_of(
 
 
 def _standing(confirmation: Confirmation) -> _Standing:
-    fresh = confirmation.chosen is not None and bool(confirmation.fresh)
+    fresh = confirmation.selected is not None and bool(confirmation.fresh)
     stage = Stage.GAIN if fresh else Stage.CHOICE
     baseline = confirmation.baseline
     waits = (
@@ -252,7 +252,7 @@ def closed_rounds(confirmation: Confirmation, attempts: Attempts) -> Iterator[in
             confirmation.void.add(number)
         elif len(results) == len(members):
             confirmation.close_round(results)
-            latest, chosen = latest_gain_run(confirmation, attempts), confirmation.chosen
+            latest, chosen = latest_gain_run(confirmation, attempts), confirmation.selected
             if latest is not None and chosen is not None:
                 reduced = latest.knobs != confirmation.candidates[chosen].knobs
                 confirmation.measure_reduced(reduced=reduced)
@@ -261,14 +261,14 @@ def closed_rounds(confirmation: Confirmation, attempts: Attempts) -> Iterator[in
             break
     latest = latest_gain_run(confirmation, attempts)
     if latest is not None and confirmation.gain_is_measured:
-        confirmation.take_back(latest.knobs)
+        confirmation.revert(latest.knobs)
 
 
 def latest_gain_run(confirmation: Confirmation, attempts: Attempts) -> StoredAttempt | None:
     """Return the last run of the choice in fresh rounds; None if there is none."""
-    if confirmation.chosen is None:
+    if confirmation.selected is None:
         return None
-    runs = attempts.of(Purpose.CONFIRM).of_trial(confirmation.chosen).recorded()
+    runs = attempts.of(Purpose.CONFIRM).of_trial(confirmation.selected).recorded()
     since = confirmation.next_round - len(confirmation.fresh)
     fresh = [run for run in runs if run.round >= since]
     return fresh[-1] if fresh else None

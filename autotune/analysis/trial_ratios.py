@@ -22,13 +22,13 @@ class TrialRatio:
 
     Attributes:
         ratio: with its 95 % interval; exactly 1 for the baseline itself.
-        in_turn: True if it was interleaved with the baseline.
+        interleaved: True if it was interleaved with the baseline.
         reference: name of the baseline's attempt that it is compared with, the first of several.
         reference_rate: rate of that attempt, or the mean of several, per second.
     """
 
     ratio: Ratio
-    in_turn: bool
+    interleaved: bool
     reference: str
     reference_rate: float
 

@@ -78,14 +78,14 @@ class Numerics:
         loss_distance: of the mean losses in the last quarter of the steps, relative; None if it could
             not be checked.
         norm_ratio: median gradient norm over the reference's; None likewise.
-        unchecked: reason why it could not be checked; empty if it was.
+        unverified: reason why it could not be checked; empty if it was.
         share_of_progress: the distance in units of the reference's progress, which is judged; None
             where that was too small to compare with.
     """
 
     loss_distance: float | None = None
     norm_ratio: float | None = None
-    unchecked: str = ""
+    unverified: str = ""
     steps: int = 0
     share_of_progress: float | None = None
 
@@ -101,7 +101,7 @@ class Numerics:
 
 
 @dataclass(frozen=True)
-class Unchecked:
+class FasterUnverified:
     """Configuration that the search saw faster than the answer, and that may compute something else.
 
     Attributes:
@@ -116,7 +116,7 @@ class Unchecked:
 
 
 @dataclass(frozen=True)
-class LongRun:
+class SoakResult:
     """Result of a pair of long runs.
 
     Attributes:
@@ -158,7 +158,7 @@ class Verdict:
             have as many; None elsewhere, and if no number would.
         measured_on: name of the machine; empty if nothing was measured.
         memory: memory of the recommended configuration; None if it changes nothing.
-        long_run: result of a pair of long runs; None if there was none.
+        soak: result of a pair of long runs; None if there was none.
         trials: number of recorded trials of the search.
         baseline_failure: how the baseline ended; None if it completed or did not run.
         baseline_rounds: number of rounds in which the baseline ran.
@@ -175,10 +175,10 @@ class Verdict:
         outgrown: trials refused for their memory; None if there are none.
         outcomes: ends of the attempts; None if something was measured.
         search_best: fastest trial of the search where nothing was confirmed; None elsewhere.
-        left_out: trial of the search that looked fastest and was not measured again, where nothing
+        unmeasured_leader: trial of the search that looked fastest and was not measured again, where nothing
             was; None elsewhere.
-        unchecked: faster configuration that may compute something else; None if there is none.
-        long_failure: failure of the long run; None if it did not fail.
+        unverified: faster configuration that may compute something else; None if there is none.
+        soak_failure: failure of the long run; None if it did not fail.
         version: version of these data.
         told: text of a verdict of version 1.
     """
@@ -199,7 +199,7 @@ class Verdict:
     missing_rounds: int | None = None
     measured_on: str = ""
     memory: Memory | None = None
-    long_run: LongRun | None = None
+    soak: SoakResult | None = None
     unit: str = ""
     study: str = ""
     baseline_knobs: dict[str, Any] = field(default_factory=dict)
@@ -219,9 +219,9 @@ class Verdict:
     outgrown: Outgrown | None = None
     outcomes: Outcomes | None = None
     search_best: SearchBest | None = None
-    left_out: Contender | None = None
-    unchecked: Unchecked | None = None
-    long_failure: Failure | None = None
+    unmeasured_leader: Contender | None = None
+    unverified: FasterUnverified | None = None
+    soak_failure: Failure | None = None
     version: int = VERSION
     told: str = ""
 

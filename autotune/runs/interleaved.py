@@ -30,19 +30,19 @@ _TRIAL, _BASELINE = 0, 1
 
 
 def interleaved(
-    asked: TrialRequest, turn_seconds: float = MEASUREMENT.interleaved_block
+    asked: TrialRequest, interleaved_block_seconds: float = MEASUREMENT.interleaved_block
 ) -> TrialRequest:
     """Return the trial as a member of an interleaved group, with short blocks.
 
     Args:
         asked: timed trial.
-        turn_seconds: longest block.
+        interleaved_block_seconds: longest block.
     """
     plan = asked.blocks
-    seconds = min(turn_seconds, plan.seconds)
+    seconds = min(interleaved_block_seconds, plan.seconds)
     most = max(plan.max_blocks, round(plan.max_blocks * plan.seconds / seconds))
     blocks = replace(plan, seconds=seconds, min_steps=1, max_blocks=most)
-    return replace(asked, blocks=blocks, takes_turns=True)
+    return replace(asked, blocks=blocks, interleaved=True)
 
 
 class InterleavedSchedule:
@@ -275,7 +275,7 @@ class MemberMonitor(TimedMonitor):
         result = super().result(report)
         if report.outcome is not None and not report.lost_agent:
             cause = f"{result.cause} (it ran interleaved; it is measured again alone)"
-            fault = result.fault if result.state is AttemptState.LOST else Fault.TURNS
+            fault = result.fault if result.state is AttemptState.LOST else Fault.INTERLEAVED
             return replace(result, state=AttemptState.LOST, cause=cause, fault=fault)
         if self._group.spoils(self._number, result):
             cause = "a run that took turns with it failed or had no time"
@@ -287,7 +287,7 @@ class MemberMonitor(TimedMonitor):
                 result.log_tail,
                 peak_bytes=result.peak_bytes,
                 wall_seconds=result.wall_seconds,
-                fault=Fault.TURNS,
+                fault=Fault.INTERLEAVED,
             )
         rate = self._group.rate(self._number)
         if result.state != AttemptState.COMPLETE or rate is None:
@@ -434,7 +434,7 @@ class _PairedTrialMonitor(MemberMonitor):
         timed = result.state.ended_well
         if known is None and timed and self._pair.without_baseline:
             cause = "the baseline beside it failed (it is measured again alone)"
-            return replace(result, state=AttemptState.LOST, cause=cause, fault=Fault.TURNS)
+            return replace(result, state=AttemptState.LOST, cause=cause, fault=Fault.INTERLEAVED)
         if known is None or not timed:
             return result
         rate = self._rule.estimate().rate  # of its own blocks

@@ -274,7 +274,7 @@ class StudySetup:
         return None if limit is None else PowerLimit(limit, devices)
 
     @property
-    def turn_seconds(self) -> float:
+    def interleaved_block_seconds(self) -> float:
         """Seconds of a block of interleaved runs: as long as energy takes to be told, if it counts."""
         if self.spec.objective.of_energy and self._on_device:
             return MEASUREMENT.energy_block

@@ -11,7 +11,7 @@ from pathlib import Path
 from autotune.config import StudySpec
 from autotune.errors import LauncherError, NotHere
 from autotune.runs.study_setup import OpenLauncher
-from launchers import Busy, Launcher, Rival, Tenant, layout
+from launchers import Busy, Launcher, DeviceHolder, Tenant, layout
 
 _STAT = Path("/proc/stat")
 _IDLE_FIELDS = slice(3, 5)
@@ -29,7 +29,7 @@ def when_idle(open_launcher: OpenLauncher) -> OpenLauncher:
 
     def opened(spec: StudySpec, folder: Path, busy: Busy, tenant: Tenant) -> Launcher:
         while not spec.launcher.is_shared and (load := load_of_others()):
-            busy(Rival(0, load))
+            busy(DeviceHolder(0, load))
             time.sleep(_POLL_SECONDS)
         return open_launcher(spec, folder, busy, tenant)
 

@@ -21,7 +21,7 @@ from autotune.study.executor import check_there
 from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Tuner
 from autotune.views.verdict_text import text_of
-from launchers import NO_RIVAL, Launcher, Rival, Tenant
+from launchers import NO_HOLDER, Launcher, DeviceHolder, Tenant
 from launchers.layout import visible_devices
 from launchers.node_compat import device_kind, from_agent, other_devices
 from storage import Lease, MessageKind, Purpose, Repository, StoredStudy
@@ -44,7 +44,7 @@ class StudyRun:
         self._lease = lease
         self._repository = repository
         self._signals = signals
-        self._waits_for: Rival | None = None
+        self._waits_for: DeviceHolder | None = None
         file = Path(study.file) if study.file else None
         self._spec = withheld.restored(study.spec, file, os.environ)
 
@@ -108,7 +108,7 @@ class StudyRun:
             self._signals.check()
             time.sleep(_ROOM_POLL_SECONDS)
 
-    def _is_to_be_ignored(self, rival: Rival) -> bool:
+    def _is_to_be_ignored(self, rival: DeviceHolder) -> bool:
         """Return True for the daemon that this one has replaced, which may be suspended there.
 
         Wait for every other process.
@@ -116,14 +116,14 @@ class StudyRun:
         if rival.pid == self._lease.predecessor and self._is_predecessor(rival):
             return True
         self._signals.check()
-        if rival == NO_RIVAL:
+        if rival == NO_HOLDER:
             return False
         if rival != self._waits_for:
             self._say_waiting(f"{rival.text}{self._whose(rival)}.")
         self._waits_for = rival
         return False
 
-    def _whose(self, rival: Rival) -> str:
+    def _whose(self, rival: DeviceHolder) -> str:
         """Return the study and owner of another process, and how long it may take; empty if unknown."""
         other = self._repository.studies.run_by(this_host(), rival.pid) if rival.pid else None
         if other is None:
@@ -132,7 +132,7 @@ class StudyRun:
         left = "" if limit is None else f", at most {duration(limit - other.elapsed)} more"
         return f": study {other.name} of {other.owner or 'an unknown owner'}{left}"
 
-    def _is_predecessor(self, rival: Rival) -> bool:
+    def _is_predecessor(self, rival: DeviceHolder) -> bool:
         """Return whether it is the same process, and not a later one of that number."""
         since = self._lease.predecessor_started
         return since is None or started(this_host(), rival.pid) == since

@@ -131,7 +131,7 @@ def _launcher(wanted: StudySpec, own: StudySpec, table: Table, origin: Origin) -
             recorded(table, timed=timed),
             run=noise,
             block=noise,
-            in_turn=min(noise, PRIOR_SIGMA),
+            interleaved=min(noise, PRIOR_SIGMA),
         ),
         workers=known or devices or DEFAULT_CPU_WORKERS,
         slots=wanted.resources.max_concurrent_trials or 1,

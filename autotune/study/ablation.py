@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.analysis import contributions
 from autotune.analysis.confirmation import Confirmation
-from autotune.analysis.contributions import Step, ablation_rounds, spared
+from autotune.analysis.contributions import Step, ablation_rounds, reduce_winner
 from autotune.analysis.round_results import runs_that_compare
 from autotune.analysis.rounds import latest_gain_run
 from autotune.measurement.policy import PROOF
@@ -31,16 +31,16 @@ class Ablation:
         Without another round, leave out the changes that are known by then.
         """
         rounds = self._setup.spec.measurement.ablation_rounds
-        if confirmation.chosen is None or rounds < 2:
+        if confirmation.selected is None or rounds < 2:
             return False
         attempts = self._context.attempts()
         if latest := latest_gain_run(confirmation, attempts):
             if not confirmation.gain_is_measured:
-                confirmation.take_back(latest.knobs)
+                confirmation.revert(latest.knobs)
             return False
-        found = spared(
-            attempts.of_trial(confirmation.chosen),
-            confirmation.candidates[confirmation.chosen].knobs,
+        found = reduce_winner(
+            attempts.of_trial(confirmation.selected),
+            confirmation.candidates[confirmation.selected].knobs,
             self._setup.baseline,
             self._setup.facts,
             rounds=rounds,
@@ -48,16 +48,16 @@ class Ablation:
         )
         if found.next and self._complete_step(confirmation, found.next):
             return True
-        confirmation.take_back(found.knobs)
+        confirmation.revert(found.knobs)
         return False
 
     def _complete_step(self, confirmation: Confirmation, step: Step) -> bool:
         """Measure a round of variants; return False without time for it and for the proof."""
-        chosen = confirmation.chosen
+        chosen = confirmation.selected
         assert chosen is not None
         both = confirmation.knobs_of(confirmation.members())
         prices = self._runner.prices
-        repeats = PROOF.most_repeats if confirmation.waits else 0
+        repeats = PROOF.most_repeats if confirmation.baseline_unsteady else 0
         kept = prices.rounds(both, confirmation.to_prove_reduced)
         kept += repeats * prices.costs.brief(self._setup.baseline)
         order = self._runner.drawn(step.configurations, "ablation", step.round)
@@ -99,7 +99,7 @@ class Ablation:
             proof: number of later runs that are to have as much time each.
         """
         few = min(rounds, PROOF.fewest_rounds - 1)
-        self._run_in_turn(chosen, missing, number, few * len(missing) + proof)
+        self._run_interleaved(chosen, missing, number, few * len(missing) + proof)
         after = rounds * len(missing) + proof
         for index, knobs in enumerate(missing):
             while not self._is_measured(chosen, knobs, number):
@@ -110,7 +110,7 @@ class Ablation:
                 attempt = PlannedAttempt(chosen, knobs, Purpose.ABLATION, round=number)
                 self._runner.run_timed(attempt, limit)
 
-    def _run_in_turn(
+    def _run_interleaved(
         self, chosen: int, missing: Sequence[dict[str, Any]], number: int, after: int
     ) -> None:
         """Run the variants interleaved, if they fit together and the round has not begun.

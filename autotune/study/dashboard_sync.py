@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
-from autotune.analysis.conclusion import StudyFacts, build_verdict
+from autotune.analysis.conclusion import VerdictInputs, build_verdict
 from autotune.analysis.finalists import expected_gains
 from autotune.analysis.levels import Level, Levels, pooled_baseline
 from autotune.analysis.provenance import Records
@@ -157,7 +157,7 @@ class DashboardSync:
         began, self._behind = time.monotonic(), False
         context = self._context
         records = Records.of(context.repository, context.attempts(), context.study.id)
-        facts = StudyFacts(context.study.name, ended=False)
+        facts = VerdictInputs(context.study.name, ended=False)
         self.show(build_verdict(records, context.setup.spec, facts))
         context.record_standing()
         took = time.monotonic() - began

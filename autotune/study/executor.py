@@ -235,7 +235,7 @@ class TrialExecutor:
             result = dataclasses.replace(
                 result, state=AttemptState.LOST, cause=cause, fault=Fault.DISK
             )
-        if result.state != AttemptState.LOST or result.fault in (Fault.WORKER, Fault.TURNS):
+        if result.state != AttemptState.LOST or result.fault in (Fault.WORKER, Fault.INTERLEAVED):
             return result
         lost = self._blamed_for(attempt, result)
         if not lost:

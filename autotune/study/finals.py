@@ -105,7 +105,7 @@ class Finals:
                 return None
             if self._check_epochs(confirmation):
                 continue
-            if self._ablation.take_back(confirmation):
+            if self._ablation.revert(confirmation):
                 continue
             if self._check_longest(confirmation):
                 continue  # as does one that outgrows the memory
@@ -124,12 +124,12 @@ class Finals:
         if confirmation.rounds or confirmation.members() != [baseline] or own is None:
             return False
         left_out = set(self.selection.unaffordable if self.selection else ())
-        rivals = self._runner.prices.rivals()
+        rivals = self._runner.prices.eligible()
         return any(may_be_faster(one, own) for one in rivals if one.trial in left_out)
 
     def _as_measured(self, confirmation: Confirmation) -> Confirmation:
         """Return the confirmation of the reduced winner, where that was measured alone."""
-        if not confirmation.taken_back or confirmation.gain_is_measured:
+        if not confirmation.reverted or confirmation.gain_is_measured:
             return confirmation
         return self._replay() or confirmation
 
@@ -186,7 +186,7 @@ class Finals:
 
     def _check_numerics(self, confirmation: Confirmation) -> bool:
         """Make one run that the numerics gate needs; return False if it needs none."""
-        if confirmation.chosen is not None and not confirmation.nothing_to_choose:
+        if confirmation.selected is not None and not confirmation.nothing_to_choose:
             return False
         attempts, blocks = self._context.attempts(), self._context.blocks
         candidates = [
@@ -260,7 +260,7 @@ class Finals:
         Return False if there is no time for it.
         """
         number = confirmation.next_round
-        if not self._round_in_turn(confirmation):
+        if not self._round_interleaved(confirmation):
             return False
         for trial in self._runner.drawn(confirmation.members(), "confirmation", number):
             knobs = confirmation.candidates[trial].knobs
@@ -287,7 +287,7 @@ class Finals:
         Return whether it ran.
         """
         baseline, again = confirmation.baseline, repeats_made(self._context.attempts())
-        if baseline is None or not confirmation.waits or confirmation.to_prove:
+        if baseline is None or not confirmation.baseline_unsteady or confirmation.to_prove:
             return False
         if confirmation.settled or again >= PROOF.most_repeats:
             return False
@@ -302,7 +302,7 @@ class Finals:
         self._runner.run_timed(PlannedAttempt(baseline, knobs, Purpose.REPEAT), limit)
         return True
 
-    def _round_in_turn(self, confirmation: Confirmation) -> bool:
+    def _round_interleaved(self, confirmation: Confirmation) -> bool:
         """Measure the members of a new round interleaved, if they fit together.
 
         A member that fails beside the others is left for a run of its own. Return False if there is no
@@ -327,12 +327,12 @@ class Finals:
     def _look_closer(self, confirmation: Confirmation) -> None:
         if not confirmation.rounds:
             return
-        chosen, baseline = confirmation.choice(), confirmation.baseline
+        chosen, baseline = confirmation.recommended(), confirmation.baseline
         profiled = {chosen, chosen if baseline is None else baseline}
         for trial in sorted(profiled if self._setup.spec.workload.observable else ()):
             self._profile(trial, confirmation.candidates[trial].knobs)
         if baseline is not None and chosen != baseline:
-            reduced = bool(confirmation.taken_back)
+            reduced = bool(confirmation.reverted)
             self._ablation.measure(chosen, confirmation.candidates[chosen].knobs, reduced=reduced)
 
     def _profile(self, trial: int, knobs: dict[str, Any]) -> None:
@@ -363,7 +363,7 @@ class SoakPair:
 
     def run(self, confirmation: Confirmation) -> None:
         """Measure both, where the winner beats the baseline and there is time."""
-        baseline, chosen = confirmation.baseline, confirmation.choice()
+        baseline, chosen = confirmation.baseline, confirmation.recommended()
         if baseline is None or chosen == baseline or not confirmation.rounds:
             return
         order = [chosen, baseline]

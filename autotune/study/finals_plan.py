@@ -7,7 +7,7 @@ from autotune.analysis.finalists import (
     may_be_faster,
     most_promising_first,
     of_same_batch,
-    rivals,
+    possibly_faster,
     timed_trials,
 )
 from autotune.analysis.proof import Proof
@@ -39,7 +39,7 @@ def selection(context: StudyContext, time: TimeBudget) -> Selection:
         numbers = {trial.trial for trial in those}
         trials = [trial for trial in order if trial.trial in numbers]
         if proof.needed == PROOF.fewest_alone:
-            trials = rivals(trials, PROOF.alike)
+            trials = possibly_faster(trials, PROOF.alike)
         # Rounds of what is surely slower than the best trial cost time and show nothing.
         trials = [trial for trial in trials if may_be_faster(trial, trials[0])]
         for count, own_batch in _sizes(min(wanted, len(trials))):

@@ -57,7 +57,7 @@ class FollowUps:
         self._told_kinds: set[ChangeKind] | None = None
 
     @property
-    def left_out(self) -> bool:
+    def skips_compilation(self) -> bool:
         """True if there is no time for some values that have to be compiled."""
         return any(self._unaffordable(self._time.proof(self._context.attempts())))
 
@@ -99,7 +99,7 @@ class FollowUps:
         yield from self._rest(trials, proof.barred)
         tried = [attempt.knobs for attempt in attempts.of(Purpose.SEARCH)]
         baseline = filter(None, [attempts.baseline()])
-        best = fastest_first([*baseline, *proof.rivals()])[0]
+        best = fastest_first([*baseline, *proof.eligible()])[0]
         found = with_compilation(self._space, best.knobs, tried)
         if found and self._time.lacks(self._space.complete(found.params), proof) <= 0:
             yield found
@@ -142,7 +142,7 @@ class FollowUps:
         measured = levelled(attempts).searched().measured()
         refused = [one for one in measured if one.trial in proof.barred.numerics]
         own = levelled(attempts).baseline()
-        first = next(iter(fastest_first([*proof.rivals(), *refused])), None)
+        first = next(iter(fastest_first([*proof.eligible(), *refused])), None)
         if first not in refused or own is None or not may_be_faster(first, own):
             return None
         return self._without(first, proof)

@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.analysis.finalists import rivals
+from autotune.analysis.finalists import possibly_faster
 from autotune.analysis.findings import Finding, findings
 from autotune.analysis.levels import levelled
 from autotune.analysis.wording import end_in_words
@@ -315,7 +315,7 @@ class Experts:
         """Return the changes of an answer that is probably no faster than the baseline."""
         level, knobs = levelled(attempts), self._space.complete(answer.params)
         its, own = level.searched().measured().with_knobs(knobs).first, level.baseline()
-        if its is None or own is None or its in rivals([own, its], margin=0.0):
+        if its is None or own is None or its in possibly_faster([own, its], margin=0.0):
             return []
         return changes(answer.params, self._setup.baseline)
 

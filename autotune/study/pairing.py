@@ -143,7 +143,7 @@ class PairingPolicy:
         # the same time one by one: only what proves the result besides is left alone.
         restless = not self._context.on_device and unrest(noise, self._context.attempts())
         seconds = limit.hard if restless else limit.soft
-        if lost := lost_in_turn(self._context.attempts()):
+        if lost := lost_interleaved(self._context.attempts()):
             obstacle = f"a run in turn was lost: {lost.result.cause}"
         else:
             obstacle = self._obstacle(knobs, peak_bytes, seconds)
@@ -213,7 +213,7 @@ class PairingPolicy:
             self._context.say(message)
 
 
-def lost_in_turn(attempts: Attempts) -> StoredAttempt | None:
+def lost_interleaved(attempts: Attempts) -> StoredAttempt | None:
     """Return the first run of a round that was lost as it took turns with others; None if none was.
 
     All rounds are measured one by one from then on: the others of that round as well, as they might
@@ -221,7 +221,7 @@ def lost_in_turn(attempts: Attempts) -> StoredAttempt | None:
     """
     rounds = attempts.of(Purpose.CONFIRM, Purpose.ABLATION)
     lost = rounds.ended_in(AttemptState.LOST)
-    return next((one for one in lost if one.result.fault is Fault.TURNS), None)
+    return next((one for one in lost if one.result.fault is Fault.INTERLEAVED), None)
 
 
 def _in_turn(costs: Costs, knobs: Mapping[str, Any]) -> float:

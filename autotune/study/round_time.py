@@ -71,7 +71,7 @@ class RoundTime:
         Where the spread between processes is known, the steps of a run tell how much it counts.
         """
         one = self._confirmation
-        return (one.chosen is not None or not one.to_prove) and one.spread is None
+        return (one.selected is not None or not one.to_prove) and one.spread is None
 
     def _may_be_long_enough(self, members: Sequence[Knobs], rounds: int) -> bool:
         """Return whether so many rounds may be about as long as those before."""

@@ -87,7 +87,7 @@ class RunPlan:
         limit: time limit of each attempt, of which `soft` counts from the first step.
         reuse: True if the run may take over a warm worker.
         stays: True if its ranks stay as a warm worker.
-        turn_seconds: longest block, where several train in turn.
+        interleaved_block_seconds: longest block, where several train in turn.
     """
 
     attempts: tuple[PlannedAttempt, ...]
@@ -99,7 +99,7 @@ class RunPlan:
     seed: int
     reuse: bool
     stays: bool
-    turn_seconds: float = MEASUREMENT.interleaved_block
+    interleaved_block_seconds: float = MEASUREMENT.interleaved_block
 
     @property
     def purpose(self) -> Purpose:
@@ -116,7 +116,7 @@ class RunPlan:
         if self.mode is Mode.SOLO:
             shaped = _SHAPES.get(self.purpose, as_timed)(timed)
         else:
-            shaped = interleaved(timed, self.turn_seconds)
+            shaped = interleaved(timed, self.interleaved_block_seconds)
         shaped = within(shaped, self.limit)
         return dataclasses.replace(shaped, seed=self.seed, stays=self.stays)
 
@@ -205,7 +205,7 @@ class RunPlanner:
             seed=self._seed(attempts[0]),
             reuse=False,
             stays=False,
-            turn_seconds=self._context.setup.turn_seconds,
+            interleaved_block_seconds=self._context.setup.interleaved_block_seconds,
         )
 
     def _paired(
@@ -234,7 +234,7 @@ class RunPlanner:
             seed=self._context.setup.spec.seed,
             reuse=True,
             stays=self._stays(Purpose.SEARCH),
-            turn_seconds=self._context.setup.turn_seconds,
+            interleaved_block_seconds=self._context.setup.interleaved_block_seconds,
         )
 
     def _timed(

@@ -287,7 +287,7 @@ class SearchLoop:
         return spent or self._time.why_spent(attempts)
 
     def _all_tried(self, text: str, barred: Barred) -> SearchEnd:
-        if self._follow_ups.left_out:
+        if self._follow_ups.skips_compilation:
             text += ", or there is no time to compile it"
         if barred.kinds:
             text += ", or it is of a kind that a check refuses"

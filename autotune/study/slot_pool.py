@@ -191,7 +191,7 @@ class SlotPool:
         self, number: int, requests: Sequence[TrialRequest], attempts: Sequence[StoredAttempt]
     ) -> None:
         """Take in which attempts are launched on a slot."""
-        if requests[0].takes_turns:
+        if requests[0].interleaved:
             self._interleaved.add(number)
         else:
             self._interleaved.discard(number)

@@ -21,7 +21,7 @@ from autotune.measurement.measure import Measure
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.search.policy import SEARCH
 from autotune.study.context import BASELINE, StudyContext
-from autotune.study.pairing import Residency, lost_in_turn
+from autotune.study.pairing import Residency, lost_interleaved
 from autotune.study.stopping import SearchEnd
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from search_spaces.words import Knobs
@@ -154,7 +154,7 @@ class TimeBudget:
 
     def _late_proof(self, knobs: Knobs, proof: Proof) -> float:
         """Return seconds of the proof that follows: of the trial or, if that fails, of a rival."""
-        others = proof.shortest(self._until_late_end) if proof.rivals() else 0.0
+        others = proof.shortest(self._until_late_end) if proof.eligible() else 0.0
         return max(proof.of(knobs), others)
 
     def _of_search(self, proof: Proof, share: float, compiling: float = 0.0) -> TimeLimit:
@@ -257,7 +257,7 @@ class TimeBudget:
 
         They make the proof surer, or tell more of the gain, than another trial adds to it.
         """
-        own, first = proof.attempts.baseline(), next(iter(proof.rivals()), None)
+        own, first = proof.attempts.baseline(), next(iter(proof.eligible()), None)
         if own is None or first is None or may_be_faster(own, first):
             return 0.0
         if proof.needed >= PROOF.fewest_rounds:
@@ -279,7 +279,7 @@ class TimeBudget:
         """
         free = self._free(proof)
         too_short = free < proof.costs.shortest(self._baseline)
-        return max(0.0, self.left) if too_short and not proof.rivals() else free
+        return max(0.0, self.left) if too_short and not proof.eligible() else free
 
     # The finals
 
@@ -301,9 +301,9 @@ class TimeBudget:
     def _may_be_resident(self, proof: Proof) -> bool:
         """Return whether the fastest rival and the baseline may be resident at once."""
         own = proof.attempts.baseline()
-        if own is None or lost_in_turn(proof.attempts):
+        if own is None or lost_interleaved(proof.attempts):
             return False
-        first = next(iter(proof.rivals()), own)
+        first = next(iter(proof.eligible()), own)
         peak_bytes = own.result.peak_bytes + first.result.peak_bytes
         return not self._residency.obstacle([own.knobs, first.knobs], peak_bytes)
 

@@ -3,7 +3,7 @@
 import threading
 from dataclasses import dataclass, field
 
-from autotune.analysis.conclusion import StudyFacts, build_verdict
+from autotune.analysis.conclusion import VerdictInputs, build_verdict
 from autotune.analysis.finalists import Selection
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
@@ -122,10 +122,10 @@ class Tuner:
                 "search on, raise budget.wall_time once more: what is better then is proven anew."
             )
 
-    def _facts(self, selection: Selection | None) -> StudyFacts:
+    def _facts(self, selection: Selection | None) -> VerdictInputs:
         proof = self._time.proof(self._context.attempts())
         wall_time = self._time.wall_time
-        return StudyFacts(
+        return VerdictInputs(
             self._context.study.name,
             ended=True,
             left=wall_time.left if wall_time else None,

@@ -240,7 +240,7 @@ def least(ratio: Ratio, terms: Terms = SPEED) -> str:
 
 
 @dataclass(frozen=True)
-class Fact:
+class LabelledFigure:
     """Figure of savings and cost in words.
 
     Attributes:
@@ -260,7 +260,9 @@ class Fact:
         return f"{self.figure}{interval}{f'; {self.note}' if self.note else ''}"
 
 
-def saving_facts(saving: Saving | EnergySaving, cost: Cost, *, assumed: bool) -> Iterator[Fact]:
+def saving_facts(
+    saving: Saving | EnergySaving, cost: Cost, *, assumed: bool
+) -> Iterator[LabelledFigure]:
     """Yield what a recommendation saves and what its study cost.
 
     Args:
@@ -271,10 +273,10 @@ def saving_facts(saving: Saving | EnergySaving, cost: Cost, *, assumed: bool) ->
     if isinstance(saving, EnergySaving):
         energy, whole = saving.kilowatt_hours, kilowatt_hours(saving.whole)
         figure = f"{kilowatt_hours(energy.value)} of the {whole} of a job of {job}"
-        yield Fact("saves", figure, bounds_text(energy, kilowatt_hours), note)
+        yield LabelledFigure("saves", figure, bounds_text(energy, kilowatt_hours), note)
         yield _cost(cost)
         return
-    yield Fact(
+    yield LabelledFigure(
         "saves",
         f"{hours(saving.hours.value)} of a job of {job}",
         bounds_text(saving.hours, hours),
@@ -283,15 +285,15 @@ def saving_facts(saving: Saving | EnergySaving, cost: Cost, *, assumed: bool) ->
     yield _cost(cost)
     if (paid := saving.payback_seconds) is not None:
         figure = f"{duration(paid.value)} of training"
-        yield Fact("payback", figure, bounds_text(paid, duration))
+        yield LabelledFigure("payback", figure, bounds_text(paid, duration))
     if saving.money is not None and cost.money is not None:
         figure = f"{money(saving.money.value)} saved for {money(cost.money)}"
-        yield Fact("money", figure, bounds_text(saving.money, money), note)
+        yield LabelledFigure("money", figure, bounds_text(saving.money, money), note)
 
 
-def _cost(cost: Cost) -> Fact:
+def _cost(cost: Cost) -> LabelledFigure:
     spent = f"{duration(cost.seconds)} of runs"
-    return Fact(
+    return LabelledFigure(
         "cost", f"{_two_digits(cost.device_hours, Rounding.NEAREST)} device hours", note=spent
     )
 

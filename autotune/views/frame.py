@@ -15,7 +15,7 @@ from storage import Attempts, Purpose, Repository, StoredAttempt
 
 COLUMNS = (
     *("trial", "purpose", "round", "attempt", "state", "ratio", "ratio_low", "ratio_high"),
-    *("in_turn", "reference", "reference_rate", "so_far", "so_far_low", "so_far_high", "rate"),
+    *("interleaved", "reference", "reference_rate", "so_far", "so_far_low", "so_far_high", "rate"),
     *("cause", "suggested_by", "steady", "contended", "peak_bytes", "wall_seconds", "resident_of"),
     *("steps", "disturbed_share", "foreign_cpu", "clock_mhz", "watts", "sample_joules"),
     *("step_mean", "step_median", "step_p95", "step_correlation"),
@@ -35,7 +35,7 @@ def attempts_frame(repository: Repository, name: str) -> pd.DataFrame:
         trial, purpose (see storage.Purpose), round, attempt, state.
         ratio, ratio_low, ratio_high: over the baseline. A trial of the search has its 95 % interval by
             what is known now, a run of the confirmation the ratio of its round.
-        in_turn, reference, reference_rate: whether the two took turns, the baseline's attempt that the
+        interleaved, reference, reference_rate: whether the two took turns, the baseline's attempt that the
             ratio is over, and its rate.
         so_far, so_far_low, so_far_high: running result of a confirmation.
         rate: as measured, per second or joule.
@@ -133,7 +133,7 @@ def _rows(figures: StudyFigures, attempts: list[StoredAttempt]) -> Iterator[dict
 
 
 _COMPARED = (
-    *("ratio", "ratio_low", "ratio_high", "in_turn", "reference", "reference_rate"),
+    *("ratio", "ratio_low", "ratio_high", "interleaved", "reference", "reference_rate"),
     *("so_far", "so_far_low", "so_far_high"),
 )
 
@@ -145,7 +145,7 @@ def _of_trial(one: TrialFigures) -> dict[str, Any]:
         "ratio": one.ratio.value,
         "ratio_low": one.ratio.low,
         "ratio_high": one.ratio.high,
-        "in_turn": one.in_turn,
+        "interleaved": one.interleaved,
         "reference": one.reference,
         "reference_rate": one.reference_rate,
     }
@@ -157,7 +157,7 @@ def _of_round(one: Round, trial: int, baseline: int | None) -> dict[str, Any]:
     so_far = one.so_far.get(trial)
     return {
         "ratio": one.ratios[trial],
-        "in_turn": True,
+        "interleaved": True,
         "reference_rate": one.rates[baseline],
         "so_far": so_far.value if so_far else None,
         "so_far_low": so_far.low if so_far else None,

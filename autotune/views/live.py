@@ -221,7 +221,7 @@ def _search(moment: LiveMoment, width: int) -> _Body:
     rows = []
     for one in others:
         ratio = moment.ratios[one.trial]
-        style = "bold" if one.trial == lead else "" if ratio.in_turn else "dim"
+        style = "bold" if one.trial == lead else "" if ratio.interleaved else "dim"
         rows.append(Text(_trial_row(one, short_ratio(ratio.ratio), moment, width), style))
     return _Body(title, rows, list(_below_trials(moment, others, lead)))
 

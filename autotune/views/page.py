@@ -20,7 +20,7 @@ from autotune.views import search_sections, sections
 from autotune.views.figure_text import (
     CI,
     UNKNOWN,
-    Fact,
+    LabelledFigure,
     Known,
     bounds_text,
     claim,
@@ -355,7 +355,7 @@ _TILES = {
 """Title of each fact of savings and cost."""
 
 
-def _tile(fact: Fact) -> str:
+def _tile(fact: LabelledFigure) -> str:
     notes = [f"{fact.interval} ({CI})" if fact.interval else "", fact.note]
     note = "; ".join(filter(None, notes))
     return (
@@ -458,8 +458,8 @@ def _legend(figures: StudyFigures) -> str:
     again = answer.better and answer.confirmed
     kinds = (
         ("k base", "yours", any(one.baseline for one in figures.trials)),
-        ("k", "in turn with yours", any(one.in_turn for one in others)),
-        ("k hollow", "alone", any(one.ratio and not one.in_turn for one in others)),
+        ("k", "in turn with yours", any(one.interleaved for one in others)),
+        ("k hollow", "alone", any(one.ratio and not one.interleaved for one in others)),
         ("k win hollow", "recommended", any(one.recommended for one in others)),
         ("k win", "the same, measured again", again),
         ("k sq", "ended early", any(one.state == "PRUNED" for one in others)),

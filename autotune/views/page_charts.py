@@ -215,10 +215,10 @@ def _trial_marks(one: TrialFigures, x: float, up: Up, *, many: bool) -> Iterator
         yield dot(x, up(1), "pt base", tip or "yours", r=5)
         return
     if not many:
-        css = "whisk" if one.in_turn else "whisk alone"
+        css = "whisk" if one.interleaved else "whisk alone"
         yield line(x, up(one.ratio.low), x, up(one.ratio.high), css)
     shape = "diamond" if one.recommended else "square" if one.state == "PRUNED" else ""
-    filled = one.in_turn and one.state != "PRUNED" and not one.recommended
+    filled = one.interleaved and one.state != "PRUNED" and not one.recommended
     css = "pt rec" if filled else "pt rec hollow"
     size = 7 if one.recommended else 2 if many else 4.5
     yield dot(x, up(one.ratio.value), css, tip, r=size, shape=shape if size > 2 else "")
@@ -226,7 +226,7 @@ def _trial_marks(one: TrialFigures, x: float, up: Up, *, many: bool) -> Iterator
 
 def _tip(one: TrialFigures) -> str:
     assert one.ratio is not None
-    how = "in turn with yours" if one.in_turn else "alone"
+    how = "in turn with yours" if one.interleaved else "alone"
     if one.baseline:
         return "yours"
     return f"trial {one.trial}, {how}: {ratio_text(one.ratio)}; {difference(one.changes, {})}"
@@ -279,7 +279,7 @@ def _memory_marks(one: TrialFigures, x: float, up: Up, *, many: bool) -> Iterato
     elif one.recommended:
         yield dot(x, up(one.ratio.value), "pt rec hollow", tip, r=7, shape="diamond")
     else:
-        css = "pt rec" if one.in_turn else "pt rec hollow"
+        css = "pt rec" if one.interleaved else "pt rec hollow"
         yield dot(x, up(one.ratio.value), css, tip, r=2 if many else 4.5)
 
 

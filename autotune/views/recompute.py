@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.analysis import gate
-from autotune.analysis.conclusion import StudyFacts, build_verdict
+from autotune.analysis.conclusion import VerdictInputs, build_verdict
 from autotune.analysis.provenance import Records, attempts_of
 from autotune.analysis.verdict import Verdict
 from autotune.config import withheld
@@ -37,7 +37,7 @@ def current_verdict(repository: Repository, study: StoredStudy) -> Verdict:
             return verdict
     spec = withheld.as_stored(study.spec)
     attempts = attempts_of(repository.attempts.of(study.id), spec)
-    facts = StudyFacts.of(study, spec)._replace(ended=False)
+    facts = VerdictInputs.of(study, spec)._replace(ended=False)
     return build_verdict(Records.of(repository, attempts, study.id), spec, facts)
 
 
@@ -55,7 +55,7 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
     spec = withheld.as_stored(study.spec)
     measure = Measure.of(spec)
     recomputed = []
-    in_turn: dict[tuple[Purpose, int], dict[int, list[StoredBlock]]] = {}
+    interleaved: dict[tuple[Purpose, int], dict[int, list[StoredBlock]]] = {}
     beside: dict[int, list[cycles.TurnBlock]] = {}
     for attempt in repository.attempts.of(study.id):
         blocks = repository.attempts.blocks(attempt.id)
@@ -66,7 +66,7 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
             recomputed.append(attempt)
             continue
         if attempt.purpose not in (Purpose.SEARCH, Purpose.PAIRED) and _turns(kept, measure):
-            in_turn.setdefault((attempt.purpose, attempt.round), {})[attempt.id] = kept
+            interleaved.setdefault((attempt.purpose, attempt.round), {})[attempt.id] = kept
         again = estimate_of(blocks, measure)
         own, freedom = interval_of_blocks(again) if again else (MEASUREMENT.unknown_width, None)
         result = dataclasses.replace(
@@ -77,7 +77,7 @@ def recomputed_attempts(repository: Repository, name: str) -> Attempts:
             half_width=total_half_width(own, attempt.result.sigma_run or 0.0),
         )
         recomputed.append(dataclasses.replace(attempt, result=result))
-    typical = {id_: rate for group in in_turn.values() for id_, rate in _rates(group, measure)}
+    typical = {id_: rate for group in interleaved.values() for id_, rate in _rates(group, measure)}
     recomputed = [_at_rate(attempt, typical.get(attempt.id)) for attempt in recomputed]
     every = attempts_of(recomputed, spec)
     return every.each(lambda attempt: _at_pace(attempt, every, beside))
@@ -120,7 +120,7 @@ def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     spec = withheld.as_stored(study.spec)
     attempts = judged_again(recomputed_attempts(repository, name), repository)
     return build_verdict(
-        Records.of(repository, attempts, study.id), spec, StudyFacts.of(study, spec)
+        Records.of(repository, attempts, study.id), spec, VerdictInputs.of(study, spec)
     )
 
 

@@ -33,11 +33,11 @@ class Running:
         watts: of all devices together, on average.
         clock_mhz: of the slowest device.
         compile_seconds: spent compiling, all runs together.
-        in_turn: runs that took turns with what they are compared with, block by block.
+        interleaved: runs that took turns with what they are compared with, block by block.
     """
 
     runs: int
-    in_turn: int
+    interleaved: int
     blocks: int
     step_p50: float | None
     step_p95: float | None
@@ -86,7 +86,7 @@ def running(
     utilisation = flops / limit if flops and limit else None
     return Running(
         runs=len(confirmed),
-        in_turn=sum(any("turn" in block.observed for block in blocks[a.id]) for a in confirmed),
+        interleaved=sum(any("turn" in block.observed for block in blocks[a.id]) for a in confirmed),
         blocks=len(kept),
         step_p50=digest.step_median,
         step_p95=digest.step_p95,

@@ -178,7 +178,7 @@ def best_first(several: Sequence[TrialFigures]) -> list[TrialFigures]:
 
     def place(one: TrialFigures) -> tuple[bool, bool, bool, bool, float]:
         speed = one.ratio.value if one.ratio else (one.rate or 0.0)
-        return one.rate is None, not one.recommended, not one.baseline, not one.in_turn, -speed
+        return one.rate is None, not one.recommended, not one.baseline, not one.interleaved, -speed
 
     return sorted(several, key=place)
 
@@ -211,7 +211,7 @@ def how_text(one: TrialFigures) -> str:
         return f"`{end_in_words(one.state)}` {one.cause[:MOST_OF_CAUSE]}"
     if one.baseline:
         return "yours"
-    text = "in turn" if one.in_turn else "alone"
+    text = "in turn" if one.interleaved else "alone"
     if one.state == "PRUNED":
         text += ", ended early"
     if one.disturbed_share is not None and one.disturbed_share >= _DISTURBED:

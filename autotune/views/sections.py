@@ -247,7 +247,7 @@ def _running_rows(ran: Running, made: StepMade | None) -> Iterator[tuple[str, st
     # A composition splits the mean, in which the slow steps are: the median lies beside it.
     exposed = None if made else ran.exposed_share
     rows = [
-        ("runs in turn with the others, block by block", ran.in_turn or None, "{:d}"),
+        ("runs in turn with the others, block by block", ran.interleaved or None, "{:d}"),
         ("step time, mean, ms", made and quantity(made.after), "{}, which the composition splits"),
         ("step time, median, ms", _quantity(ran.step_p50, _MILLI), "{}"),
         ("step time, 95th percentile, ms", _quantity(ran.step_p95, _MILLI), "{}"),

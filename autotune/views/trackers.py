@@ -24,7 +24,7 @@ PAGE = "page.html"
 _TRIAL_COLUMNS = (
     "trial",
     "state",
-    "in_turn",
+    "interleaved",
     "ratio",
     "ratio_low",
     "ratio_high",
@@ -137,7 +137,7 @@ def _row(one: TrialFigures) -> Iterator[Any]:
         **trial_metrics(one),
         "trial": one.trial,
         "state": one.state,
-        "in_turn": one.in_turn,
+        "interleaved": one.interleaved,
     }
     yield from (known.get(name) for name in _TRIAL_COLUMNS)
     yield ", ".join(f"{knob}={written(value)}" for knob, value in one.changes.items())

@@ -19,7 +19,7 @@ class TrialFigures:
     Attributes:
         ratio: speed-up over the baseline with its 95 % interval, seen once; None if not timed, or if
             the baseline is not.
-        in_turn: True if it was interleaved with the baseline.
+        interleaved: True if it was interleaved with the baseline.
         reference: name of the baseline's attempt that the ratio is over.
         reference_rate: rate of that attempt, per second.
         rate: as measured, per second.
@@ -35,7 +35,7 @@ class TrialFigures:
     trial: int
     state: str
     ratio: Ratio | None
-    in_turn: bool
+    interleaved: bool
     reference: str
     reference_rate: float | None
     rate: float | None
@@ -75,7 +75,7 @@ def trial_figures(
             trial=one.trial,
             state=one.result.state.value,
             ratio=ratio.ratio if ratio else None,
-            in_turn=bool(ratio and ratio.in_turn),
+            interleaved=bool(ratio and ratio.interleaved),
             reference=ratio.reference if ratio else "",
             reference_rate=ratio.reference_rate if ratio else None,
             rate=one.result.rate,

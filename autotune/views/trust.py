@@ -139,7 +139,7 @@ def points(evidence: Evidence) -> tuple[Point, ...]:
     return tuple(sorted(told, key=lambda point: list(Trust).index(point.trust)))
 
 
-def _in_turn(known: Evidence) -> Point | None:
+def _interleaved(known: Evidence) -> Point | None:
     verdict = known.verdict
     if not verdict.confirmed or not verdict.rounds or len(verdict.finalists) < 2:
         return None
@@ -149,7 +149,7 @@ def _in_turn(known: Evidence) -> Point | None:
             f"Selected in {counted(verdict.chosen_in, 'round')}; the figure comes from "
             f"{verdict.rounds} later ones."
         )
-    return Point(Trust.MEASURED, "in_turn", "Compared in turn", text)
+    return Point(Trust.MEASURED, "interleaved", "Compared in turn", text)
 
 
 def _same_training(known: Evidence) -> Point | None:
@@ -274,11 +274,11 @@ def _risks(known: Evidence) -> Point | None:
 
 
 def _long_failure(known: Evidence) -> Point | None:
-    failure = known.verdict.long_failure
+    failure = known.verdict.soak_failure
     if failure is None:
         return None
     text = f"A run for minutes ended in {failure.state}: {failure.cause}."
-    return Point(Trust.CARE, "long_failure", "A longer run failed", text)
+    return Point(Trust.CARE, "soak_failure", "A longer run failed", text)
 
 
 def _by_how_much(known: Evidence) -> Point | None:
@@ -320,7 +320,7 @@ def _rival(known: Evidence) -> Point | None:
     if own is None or own.ratio is None or not known.verdict.confirmed:
         return None
     able = [t for t in known.trials if not t.again and t.trial not in known.refused]
-    others = [t for t in able if t.ratio is not None and t.in_turn == own.in_turn]
+    others = [t for t in able if t.ratio is not None and t.interleaved == own.interleaved]
     better = [t for t in others if t.ratio and t.ratio.value > own.ratio.value]
     if not better:
         return None
@@ -338,7 +338,7 @@ def _rival(known: Evidence) -> Point | None:
 
 def _lasting(known: Evidence) -> Point | None:
     verdict = known.verdict
-    if not known.better or verdict.long_run is not None or verdict.provisional:
+    if not known.better or verdict.soak is not None or verdict.provisional:
         return None
     longest = max(a.result.wall_seconds for a in known.timed)
     text = f"The longest timed run took {duration(longest)}"
@@ -377,7 +377,7 @@ def _unwatched(known: Evidence) -> Point | None:
 
 
 _POINTS = (
-    *(_in_turn, _same_training, _within_power, _pace, _one_machine),
+    *(_interleaved, _same_training, _within_power, _pace, _one_machine),
     *(_restless, _straggler, _disturbed, _drifting, _provisional),
     *(_batch, _unchecked, _risks, _long_failure),
     *(_by_how_much, _which_change, _more_trials, _rival, _lasting, _longest_samples),

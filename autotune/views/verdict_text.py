@@ -7,7 +7,7 @@ from typing import Any
 from autotune.analysis.batches import BatchChange
 from autotune.analysis.memory import Memory
 from autotune.analysis.outcomes import Failure
-from autotune.analysis.verdict import Contender, Kind, LongRun, Verdict
+from autotune.analysis.verdict import Contender, Kind, SoakResult, Verdict
 from autotune.analysis.wording import (
     Rounding,
     Terms,
@@ -61,10 +61,10 @@ def text_of(verdict: Verdict) -> str:
 def _answer(verdict: Verdict) -> str:
     texts = _BY_ROUNDS if verdict.confirmed else _BY_SEARCH
     text = texts[verdict.kind](verdict)
-    if verdict.long_run is not None:
-        text += _long_figure(verdict.long_run, _terms(verdict))
-    if verdict.long_failure is not None:
-        failure = verdict.long_failure
+    if verdict.soak is not None:
+        text += _soak_figure(verdict.soak, _terms(verdict))
+    if verdict.soak_failure is not None:
+        failure = verdict.soak_failure
         text += (
             f" See why before you rely on it: a run for minutes ended in {failure.state}: "
             f"{failure.cause}."
@@ -116,7 +116,7 @@ def _nothing_better(verdict: Verdict) -> str:
 
 def _left_out(verdict: Verdict) -> str:
     """Return why the trial that looked fastest was not measured again."""
-    if (one := verdict.left_out) is None:
+    if (one := verdict.unmeasured_leader) is None:
         return ""
     changed, terms = difference(one.knobs, verdict.baseline_knobs), _terms(verdict)
     gain, whose = terms.said(one.gain), "yours"
@@ -230,7 +230,7 @@ def _ahead(verdict: Verdict) -> str:
         "confirmed: the first of many trials owes a part of it to luck."
         + _batch(verdict, verdict.batch, verdict.speedup)
         + _consequences(verdict)
-        + _unchecked(verdict)
+        + _unverified(verdict)
     )
 
 
@@ -238,12 +238,12 @@ def _keep(verdict: Verdict) -> str:
     rate, contender = _rate(verdict), verdict.contender
     if contender is None:
         text = f"your configuration ran at {rate}, and there is nothing to compare it with yet."
-        return text + _unchecked(verdict)
+        return text + _unverified(verdict)
     changed = difference(contender.knobs, verdict.baseline_knobs)
     return (
         f"keep your configuration, which ran at {rate}: nothing is surely "
         f"{_terms(verdict).better}; next comes {changed}: {_over_yours(contender.gain, verdict)}."
-        + _unchecked(verdict)
+        + _unverified(verdict)
     )
 
 
@@ -252,7 +252,7 @@ def _best_seen(verdict: Verdict) -> str:
     yours = f"does not run here ({_ended(failure)})" if failure else "has not been measured yet"
     return (
         f"your configuration {yours}; the {_terms(verdict).best} that was seen ran at {_rate(verdict)} "
-        f"with {difference(verdict.knobs or {}, verdict.baseline_knobs)}." + _unchecked(verdict)
+        f"with {difference(verdict.knobs or {}, verdict.baseline_knobs)}." + _unverified(verdict)
     )
 
 
@@ -290,10 +290,10 @@ def remarks(verdict: Verdict) -> list[str]:
     found = [
         *(_of_several(verdict), by_choice(verdict), _failed(verdict), _reverted(verdict)),
         *(compared, _training(verdict), _refused(verdict)),
-        *(_outgrown(verdict), _unchecked(verdict)),
+        *(_outgrown(verdict), _unverified(verdict)),
     ]
-    if verdict.long_run is not None:
-        found.append(f"{_long_figure(verdict.long_run, _terms(verdict))}.")
+    if verdict.soak is not None:
+        found.append(f"{_soak_figure(verdict.soak, _terms(verdict))}.")
     return [text.strip() for text in found if text]
 
 
@@ -409,8 +409,8 @@ def _numerics(verdict: Verdict) -> str:
     return f" With {what} the {loss_text(agreed)}."
 
 
-def _unchecked(verdict: Verdict) -> str:
-    found = verdict.unchecked
+def _unverified(verdict: Verdict) -> str:
+    found = verdict.unverified
     if found is None:
         return ""
     gain = claim(found.ratio, "yours" if verdict.baseline else "that one", _terms(verdict))
@@ -484,7 +484,7 @@ def _hindrance(failure: Failure, study: str) -> str:
     )
 
 
-def _long_figure(found: LongRun, terms: Terms) -> str:
+def _soak_figure(found: SoakResult, terms: Terms) -> str:
     """Return for example 'In runs of 8 minutes: 1.52x (1.50 to 1.54), 0.8 % less than in ...'."""
     ratio, shift = terms.said(found.ratio), terms.said(found.shift)
     energy = " the energy" if terms.of_energy else ""

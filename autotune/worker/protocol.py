@@ -253,7 +253,7 @@ class TrialRequest:
     strict_fp32: bool = False
     """True if the study's baseline computes in fp32 where the devices could in TF32: the workload's own
     code must not have it otherwise."""
-    takes_turns: bool = False
+    interleaved: bool = False
     """True if it is interleaved: it trains a block when it is given a turn."""
     alone: bool = False
     """True if no other trial runs on its nodes at the same time: their energy is its own."""
@@ -266,7 +266,7 @@ class TrialRequest:
     @property
     def has_devices_alone(self) -> bool:
         """Return whether no other process is on the devices of a rank."""
-        return self.devices_per_rank >= 1 and not self.takes_turns
+        return self.devices_per_rank >= 1 and not self.interleaved
 
 
 @dataclass(frozen=True)

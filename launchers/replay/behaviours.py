@@ -92,20 +92,20 @@ def noisy(
     *,
     run: float = 0.0,
     block: float = 0.0,
-    in_turn: float | None = None,
+    interleaved: float | None = None,
 ) -> Behaviour:
     """Return a behaviour with run-to-run noise and block noise.
 
     Args:
         run: relative standard deviation between launches of one configuration.
         block: relative standard deviation between blocks within a launch.
-        in_turn: like `run`, for interleaved launches; None: the same value.
+        interleaved: like `run`, for interleaved launches; None: the same value.
     """
-    beside = run if in_turn is None else in_turn
+    beside = run if interleaved is None else interleaved
 
     def changed(launch: Launch) -> Answer:
         answer = behaviour(launch)
-        sigma = beside if launch.request.takes_turns else run
+        sigma = beside if launch.request.interleaved else run
         rate = answer.rate * math.exp(launch.draw.gauss(0.0, sigma))
         return dataclasses.replace(answer, rate=rate, block_sigma=block)
 

@@ -257,7 +257,7 @@ class _WarmProcesses:
     """Name of the trial that launched the processes."""
 
     def accepts(self, request: TrialRequest) -> bool:
-        alike = request.takes_turns == self.request.takes_turns
+        alike = request.interleaved == self.request.interleaved
         return request.stays and alike and not why_not_taken_over(self.request.knobs, request.knobs)
 
 

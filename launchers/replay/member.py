@@ -149,7 +149,7 @@ class ReplayMember:
         """
         answer, launching = self._answer, not self._turns
         seconds = answer.startup if launching else 0.0
-        if launching or self._request.takes_turns:
+        if launching or self._request.interleaved:
             speed.go_on(seconds)
         due = bool(answer.outcome) and len(self._seen) >= answer.after
         block = None if due else next(self._blocks, None)
@@ -172,7 +172,7 @@ class ReplayMember:
         self, block: BlockReport, number: int, speed: MachineSpeed, *, rested: bool
     ) -> BlockReport:
         """Return a block as the machine runs it in a turn."""
-        if not self._request.takes_turns:
+        if not self._request.interleaved:
             block = speed.of(block)
             if self._request.profile and block.seconds > self._request.limit.soft:
                 block = first_step(block)

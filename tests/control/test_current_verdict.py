@@ -232,9 +232,9 @@ def test_what_was_not_checked_against_fp32_is_named_and_not_given(
     verdict = current_verdict(played.repository, played.study())
     assert verdict.knobs is not None
     assert verdict.knobs["precision"] == "fp32"
-    assert verdict.unchecked is not None
-    assert verdict.unchecked.touched == ("precision",)
-    assert verdict.unchecked.knobs["precision"] == "bf16"
+    assert verdict.unverified is not None
+    assert verdict.unverified.touched == ("precision",)
+    assert verdict.unverified.knobs["precision"] == "bf16"
 
 
 def test_what_failed_when_it_was_run_again_is_not_given(

@@ -766,7 +766,7 @@ def test_causes_in_the_note_of_a_study_are_no_markdown(played: Replayed) -> None
     assert verdict.knobs is not None
     found = dataclasses.replace(
         verdict,
-        long_failure=Failure(1, AttemptState.ERROR, cause),
+        soak_failure=Failure(1, AttemptState.ERROR, cause),
         refused=(Refusal(3, {**verdict.knobs, "log_interval": 7}, cause),),
     )
     shown = words(MarkdownIt().enable("table").render(study_note(found)))

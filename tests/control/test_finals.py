@@ -169,7 +169,7 @@ def test_the_reference_has_what_the_baseline_needs(
     verdict = played.on(picky).run(search_space=PRECISION, baseline={"micro_batch": 2, **needed})
     assert played.states("reference") == ["COMPLETE"]
     assert verdict["knobs"]["precision"] == "bf16"
-    assert verdict["numerics"]["unchecked"] == ""
+    assert verdict["numerics"]["unverified"] == ""
     played.assert_complete(trials=4)
 
 
@@ -199,7 +199,7 @@ def test_what_could_not_be_checked_is_recommended_if_the_study_says_so(played: R
         search_space=PRECISION, measurement={"unverified_numerics": "allow"}
     )
     assert verdict["knobs"]["precision"] == "bf16"
-    assert "no reference" in verdict["numerics"]["unchecked"]
+    assert "no reference" in verdict["numerics"]["unverified"]
     assert verdict["touched"] == ["precision"]
     recomputed = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(recomputed.as_dict())) == verdict

@@ -9,7 +9,7 @@ from optuna.storages._cached_storage import _CachedStorage
 from sqlalchemy import text
 
 from autotune.service.queues import this_queue
-from launchers import Rival
+from launchers import DeviceHolder
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import LeaseHolder, StudyState
 from storage.holders import this_host
@@ -89,7 +89,7 @@ def test_only_the_predecessor_itself_is_not_waited_for(played: Replayed, same: b
 
     class Busy(Machine):
         def open(self, *given: Any) -> ReplayLauncher:
-            asked.append(given[2](Rival(process.pid, "process measures on the processors")))
+            asked.append(given[2](DeviceHolder(process.pid, "process measures on the processors")))
             return super().open()
 
     with subprocess.Popen(["sleep", "600"]) as process:

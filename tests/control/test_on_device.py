@@ -235,7 +235,7 @@ def test_memory_left_free_is_that_of_a_run_that_has_its_device_alone(
     plain = device.behaviour(script=True)
 
     def shared_device_hides_memory(launch: Launch) -> Answer:
-        peak = (8 if launch.request.takes_turns else 10) << 30
+        peak = (8 if launch.request.interleaved else 10) << 30
         return dataclasses.replace(plain(launch), peak_bytes=peak)
 
     played.on(shared_device_hides_memory, workers=1, environment=device.environment)

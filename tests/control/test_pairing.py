@@ -167,7 +167,7 @@ def test_who_fails_beside_the_baseline_is_measured_again_alone(
     """Where it counts: what failed for want of memory may have had too little because of the other."""
 
     def beside(launch: Launch) -> bool:
-        return launch.request.takes_turns and launch.knobs["micro_batch"] == 16
+        return launch.request.interleaved and launch.knobs["micro_batch"] == 16
 
     behaviour = where(PLAIN, beside, outcome=outcome, cause="rank 0: no room")
     restless(played, behaviour=behaviour).run(**ASKED)
@@ -183,7 +183,7 @@ def test_who_fails_beside_the_baseline_is_measured_again_alone(
 def test_without_the_baseline_beside_it_a_trial_is_measured_again(played: Replayed) -> None:
     def unlucky(launch: Launch) -> bool:
         batch = launch.knobs["micro_batch"], launch.knobs["accumulation_steps"]
-        return launch.request.takes_turns and batch == (2, 1)
+        return launch.request.interleaved and batch == (2, 1)
 
     behaviour = where(PLAIN, unlucky, outcome=Outcome.CRASH, after=2)
     restless(played, behaviour=behaviour).run(**ASKED)
@@ -229,7 +229,7 @@ def test_a_daemon_that_dies_between_both_leaves_no_trial_without_its_pace(
 
 @pytest.mark.long
 def test_where_two_cannot_be_at_once_the_rest_run_by_themselves(played: Replayed) -> None:
-    behaviour = where(PLAIN, lambda launch: launch.request.takes_turns, outcome=Outcome.ERROR)
+    behaviour = where(PLAIN, lambda launch: launch.request.interleaved, outcome=Outcome.ERROR)
     restless(played, behaviour=behaviour).run(**ASKED)
     played.assert_complete(trials=TRIALS)
     searched = played.attempts("search")
@@ -243,7 +243,7 @@ def test_a_machine_that_has_become_slower_stops_nobody(played: Replayed) -> None
     def slowed(launch: Launch) -> Answer:
         answer = PLAIN(launch)
         return dataclasses.replace(
-            answer, rate=answer.rate * (0.66 if launch.request.takes_turns else 1.0)
+            answer, rate=answer.rate * (0.66 if launch.request.interleaved else 1.0)
         )
 
     restless(played, behaviour=slowed).run(**ASKED)

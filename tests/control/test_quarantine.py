@@ -53,7 +53,7 @@ def test_that_runs_of_a_round_were_resident_there_is_said_once(played: Replayed)
     """Each of them ends on the slot that is to be left alone."""
 
     def sticking(launch: Launch) -> Answer:
-        if launch.request.takes_turns:
+        if launch.request.interleaved:
             played.machine.opened[0].slots[0].unusable = STUCK
         return PLAIN(launch)
 

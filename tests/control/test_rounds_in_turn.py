@@ -23,7 +23,7 @@ SMALL = {"budget": {"trials": 3}}
 
 
 def beside_others(launch: Launch) -> bool:
-    return launch.request.takes_turns
+    return launch.request.interleaved
 
 
 def turns_of(played: Replayed, attempt: StoredAttempt) -> list[int]:
@@ -82,7 +82,7 @@ def test_failure_beside_others_is_no_lost_agent(played: Replayed) -> None:
     played.on(unlucky).run(**SMALL)
     lost = [a for a in played.attempts("confirm") if a.result.state == "LOST"]
     faults = [a.result.fault for a in lost]
-    assert faults == [Fault.TURNS] * 3 + [Fault.TRIAL] * 2
+    assert faults == [Fault.INTERLEAVED] * 3 + [Fault.TRIAL] * 2
     assert "suspected" not in played.said()
     played.assert_complete(trials=3)
 

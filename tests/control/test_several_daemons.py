@@ -13,7 +13,7 @@ from autotune.service.daemon import Daemon, _Heartbeat
 from autotune.service.queues import this_queue
 from autotune.service.submission import InProcessRunner
 from autotune.study.tuner import Signals
-from launchers import Rival
+from launchers import DeviceHolder
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import Database, Lease, LeaseHolder, Repository
 from storage.holders import this_host, user_name
@@ -69,7 +69,7 @@ def test_study_that_waits_for_devices_tells_for_whose_study_and_how_long(
 ) -> None:
     class Busy(Machine):
         def open(self, *given: Any) -> ReplayLauncher:
-            given[2](Rival(process.pid, "process measures on processor 0"))
+            given[2](DeviceHolder(process.pid, "process measures on processor 0"))
             return super().open()
 
     with subprocess.Popen(["sleep", "600"]) as process:

@@ -35,8 +35,8 @@ def test_a_speed_up_that_stays_is_told_with_its_shift(played: Replayed) -> None:
     runs = played.recorded("soak")
     assert {run.knobs["micro_batch"] for run in runs} == {2, 4}
     assert all(120 <= run.result.wall_seconds <= 720 for run in runs)
-    assert verdict["long_run"]["ratio"]["value"] == pytest.approx(1.5, abs=0.1)
-    assert verdict["long_run"]["shift"]["low"] < 1 < verdict["long_run"]["shift"]["high"]
+    assert verdict["soak"]["ratio"]["value"] == pytest.approx(1.5, abs=0.1)
+    assert verdict["soak"]["shift"]["low"] < 1 < verdict["soak"]["shift"]["high"]
     again = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(again.as_dict())) == verdict
 
@@ -49,10 +49,10 @@ def test_speed_up_that_shrinks_over_minutes_is_told_beside_the_rounds(
     verdict = studied(played, hot(share))
     found = Verdict.from_dict(verdict)
     assert (found.kind, found.knobs["micro_batch"] if found.knobs else 0) == ("better", 4)
-    assert found.long_run is not None
-    assert found.long_run.contradicts
+    assert found.soak is not None
+    assert found.soak.contradicts
     assert found.speedup is not None
-    assert found.long_run.ratio.high < found.speedup.low, "the rounds' own figure stays"
+    assert found.soak.ratio.high < found.speedup.low, "the rounds' own figure stays"
     again = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(again.as_dict())) == verdict
 
@@ -63,7 +63,7 @@ def test_one_that_fails_after_minutes_is_told(played: Replayed) -> None:
 
     leaking = where(CALM, for_minutes, outcome=Outcome.OOM, cause="rank 0: no memory", after=50)
     verdict = studied(played, leaking)
-    failure = verdict["long_failure"]
+    failure = verdict["soak_failure"]
     assert (failure["state"], failure["cause"]) == ("OOM", "rank 0: no memory")
     again = recomputed_verdict(played.repository, played.name)
     assert json.loads(json.dumps(again.as_dict())) == verdict
@@ -72,4 +72,4 @@ def test_one_that_fails_after_minutes_is_told(played: Replayed) -> None:
 def test_a_study_without_room_for_it_has_none(played: Replayed) -> None:
     verdict = studied(played, CALM, wall_time="15m")
     assert played.attempts("soak") == []
-    assert verdict["long_run"] is None
+    assert verdict["soak"] is None

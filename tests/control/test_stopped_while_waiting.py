@@ -8,7 +8,7 @@ import pytest
 from autotune.service import daemon as service
 from autotune.service.daemon import Daemon
 from autotune.service.queues import this_queue
-from launchers import NO_RIVAL, Rival
+from launchers import NO_HOLDER, DeviceHolder
 from launchers.replay import ReplayLauncher
 from storage import Repository
 from tests.control.replayed import Replayed
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.fault(25)
 
 
 @pytest.mark.parametrize(
-    "rival", [NO_RIVAL, Rival(0, "the cluster is busy")], ids=["opens", "busy"]
+    "rival", [NO_HOLDER, DeviceHolder(0, "the cluster is busy")], ids=["opens", "busy"]
 )
 def test_a_stop_is_heard_between_two_renewals_of_the_lease(
-    played: Replayed, rival: Rival, monkeypatch: pytest.MonkeyPatch
+    played: Replayed, rival: DeviceHolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "_RENEW_SECONDS", 3600.0)
     opening, asked = threading.Event(), threading.Event()
@@ -40,4 +40,4 @@ def test_a_stop_is_heard_between_two_renewals_of_the_lease(
     serving.join(60)
     assert not serving.is_alive(), "it goes by what it hears, not by its next beat"
     assert played.study().state == "STOPPED"
-    assert ("the cluster is busy" in played.said()) == (rival != NO_RIVAL)
+    assert ("the cluster is busy" in played.said()) == (rival != NO_HOLDER)

@@ -68,9 +68,9 @@ def test_unsteady_baseline_hides_no_difference_between_finalists() -> None:
     confirmation = Confirmation(candidates, 0, 10, spread=processes)
     rounds = [(80.0, 300.0, 301.0), (120.0, 301.0, 300.0), (100.0, 300.0, 300.5)]
     for rates in rounds:
-        assert confirmation.chosen is None
+        assert confirmation.selected is None
         confirmation.close_round(dict(enumerate(rates)))
-    assert confirmation.chosen in (1, 2)
+    assert confirmation.selected in (1, 2)
 
 
 def test_nothing_is_proven_over_a_baseline_that_failed() -> None:

@@ -12,7 +12,7 @@ from autotune.analysis.gate import (
     record,
     reference_knobs,
     touched,
-    unchecked,
+    unverified,
 )
 from autotune.analysis.sameness import Rules
 from search_spaces import Facts, KnobValue, defaults, infeasible
@@ -173,7 +173,7 @@ def test_runs_of_the_gate_that_their_time_has_ended_are_made_again() -> None:
         assert found is not None
         assert found.purpose is wanted
         assert wanted in [run.purpose for run in missing_runs([HALF], BASELINE, attempts)]
-        assert unchecked(attempts, falling, BASELINE) == {}
+        assert unverified(attempts, falling, BASELINE) == {}
 
 
 def test_run_with_another_seed_that_its_time_has_ended_is_missing_too() -> None:
@@ -251,7 +251,7 @@ def test_failure_that_an_earlier_version_did_not_repeat_is_final(purpose: Purpos
 
 def out_of(attempts: Attempts) -> list[int]:
     found = record(attempts, falling, BASELINE, Rules(reject_unverified=False))
-    return [*(one.trial for one in found.refused), *found.unchecked]
+    return [*(one.trial for one in found.refused), *found.unverified]
 
 
 def with_third(**change: KnobValue) -> list[StoredAttempt]:
@@ -283,7 +283,7 @@ def level(attempt: int) -> list[StoredBlock]:
 def test_a_check_that_began_with_other_rows_says_nothing_of_configurations_that_do_not() -> None:
     checks = [check(1, Purpose.REFERENCE), check_of_third(num_workers=4)]
     attempts = Attempts([*with_third(num_workers=4), *checks], BASELINE)
-    assert list(unchecked(attempts, level, BASELINE)) == [2]
+    assert list(unverified(attempts, level, BASELINE)) == [2]
     found = next_check([Candidate(1, HALF, 0)], BASELINE, attempts, level)
     assert found is not None and (found.purpose, found.trial) == (Purpose.NUMERICS, 1)
 
@@ -293,7 +293,7 @@ def test_what_another_trial_could_not_show_takes_nothing_from_a_trial_that_has_p
     third = [*with_third(pin_memory=True), *checks, check_of_third(pin_memory=True)]
     attempts = Attempts(third, BASELINE)
     assert list(record(attempts, level, BASELINE, Rules()).passed) == [1]
-    assert list(unchecked(attempts, level, BASELINE)) == [2]
+    assert list(unverified(attempts, level, BASELINE)) == [2]
 
 
 def apart(attempt: int) -> list[StoredBlock]:

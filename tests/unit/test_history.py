@@ -35,7 +35,7 @@ def with_node(started: float, ended: float) -> StoredAttempt:
 
 def in_turns(started: float, ended: float) -> StoredAttempt:
     lost = attempt(LOST, started, ended)
-    return dataclasses.replace(lost, result=AttemptResult(LOST, fault=Fault.TURNS))
+    return dataclasses.replace(lost, result=AttemptResult(LOST, fault=Fault.INTERLEAVED))
 
 
 def other(started: float, ended: float) -> StoredAttempt:

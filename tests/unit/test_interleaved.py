@@ -244,7 +244,7 @@ def test_who_fails_beside_others_is_to_be_run_again_and_so_are_they() -> None:
     assert [r.throughput for r in judged] == [None] * 3
     assert "no memory" in judged[1].cause
     assert "again alone" in judged[1].cause
-    assert {r.fault for r in judged} == {Fault.TURNS}
+    assert {r.fault for r in judged} == {Fault.INTERLEAVED}
     assert len(reports[1].blocks) == 9
     assert len(reports[0].blocks) < 12, "the others end with it"
 
@@ -301,7 +301,7 @@ def test_members_whose_threads_work_while_they_wait_are_run_again(
     assert (group.next() is None) == lost
     reports = [TrialReport(f"t-{n}", None, "", (), 8.0) for n in range(2)]
     judged = [one.result(report) for one, report in zip(group.monitors, reports, strict=True)]
-    assert {(one.state is AttemptState.LOST, one.fault is Fault.TURNS) for one in judged} == {
+    assert {(one.state is AttemptState.LOST, one.fault is Fault.INTERLEAVED) for one in judged} == {
         (lost, lost)
     }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import DevicesTaken
-from launchers.reservation import IGNORED_USERS, Reservation, Rival, refuse
+from launchers.reservation import IGNORED_USERS, Reservation, DeviceHolder, refuse
 from tests.support import stranger
 from tests.support.waiting import wait_for
 
@@ -94,7 +94,7 @@ def test_what_was_let_go_of_is_free(name: str, mine: Reservation) -> None:
 
 
 def test_one_waits_until_a_rival_has_gone(name: str, rival: subprocess.Popen[str]) -> None:
-    heard: list[Rival] = []
+    heard: list[DeviceHolder] = []
     taken = threading.Event()
 
     def wait() -> None:
@@ -117,7 +117,7 @@ def test_who_waits_holds_nothing(name: str, rival: subprocess.Popen[str]) -> Non
     free = f"{name} free"  # taken before `name second` is found to be held
     others: list[subprocess.Popen[str]] = []
 
-    def look(_: Rival) -> bool:
+    def look(_: DeviceHolder) -> bool:
         others.append(hold(free))
         assert holds(others[-1])
         raise InterruptedError

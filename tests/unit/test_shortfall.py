@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autotune.analysis.conclusion import left_out
+from autotune.analysis.conclusion import unmeasured_leader
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.costs import CostRecords
 from autotune.analysis.finalists import Candidate
@@ -142,7 +142,7 @@ def test_trial_that_looked_faster_and_was_not_measured_again_is_named() -> None:
     def named(*trials: StoredAttempt) -> int | None:
         attempts = Attempts(trials, BASELINE)
         costs = CostRecords(lambda _: []).by(attempts)
-        found = left_out(Proof(attempts, costs, BASELINE))
+        found = unmeasured_leader(Proof(attempts, costs, BASELINE))
         return found and found.trial
 
     assert named(trial(0, BASELINE), trial(1, RIVAL)) == 1

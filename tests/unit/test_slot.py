@@ -456,7 +456,7 @@ def test_a_device_that_fails_is_no_result_and_leaves_the_slot_out_of_use(
 @pytest.mark.parametrize(
     ("request_", "cause", "tail"),
     [
-        (dataclasses.replace(ON_DEVICE, takes_turns=True), BUSY, ""),
+        (dataclasses.replace(ON_DEVICE, interleaved=True), BUSY, ""),
         (dataclasses.replace(ON_DEVICE, devices_per_rank=0.5), BUSY, ""),
         (REQUEST, "died by SIGSEGV", "RuntimeError: the queue system not yet initialized"),
     ],

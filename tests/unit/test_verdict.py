@@ -111,7 +111,7 @@ def test_the_baseline_is_compared_by_the_rounds_that_the_figure_is_of():
     """In those that chose the winner was lucky."""
     confirmation = of_two_finalists(5)
     while not confirmation.decided():
-        level = 150.0 if confirmation.chosen is None else 120.0
+        level = 150.0 if confirmation.selected is None else 120.0
         luck = 1 + 0.002 * (-1) ** confirmation.next_round
         close(confirmation, level * luck)
     found = concluded(confirmation)
@@ -129,7 +129,7 @@ def test_yours_that_is_kept_after_all_is_compared_by_the_rounds_since():
     """The winner was 8 % faster in the rounds that chose it, and is 5 % slower in those after."""
     confirmation = of_two_finalists(5)
     while not confirmation.decided():
-        level = 108.0 if confirmation.chosen is None else 95.0
+        level = 108.0 if confirmation.selected is None else 95.0
         luck = 1 + 0.002 * (-1) ** confirmation.next_round
         close(confirmation, level * luck)
     found = concluded(confirmation)
@@ -161,10 +161,10 @@ def test_rounds_that_are_decided_have_no_further_look():
         while not confirmation.decided():
             own, its = 100 * np.exp(0.0008 * draw.standard_normal(2))
             confirmation.close_round({0: own, 1: 1.002 * its})
-        if confirmation.chosen is None and confirmation.rounds_left:
+        if confirmation.selected is None and confirmation.rounds_left:
             stopped += 1
             confirmation.end()
-            assert confirmation.choice() == 0
+            assert confirmation.recommended() == 0
     assert stopped > 10
 
 
@@ -373,13 +373,13 @@ def test_more_rounds_are_asked_for_than_told_by_how_much():
 def test_the_leader_is_taken_where_that_loses_next_to_nothing_on_average():
     """It may be more than 2 % slower than the other one, but hardly is."""
     confirmation = three_rounds((165.0, 163.0, 164.0), (162.0, 164.0, 155.0))
-    assert confirmation.chosen == 1
+    assert confirmation.selected == 1
     assert confirmation.choice_rounds.behind(1) > 0.02
 
 
 def test_two_that_may_each_be_the_faster_one_run_on():
     confirmation = three_rounds((165.0, 153.0, 164.0), (152.0, 163.0, 158.0))
-    assert confirmation.chosen is None
+    assert confirmation.selected is None
     assert not confirmation.decided()
 
 
@@ -596,7 +596,7 @@ def test_ratio_of_what_is_unchecked_is_that_of_the_trial_table():
         noisy_run(3, "calibrate", 0, 110.0, 0.02),
     )
     table = trial_ratios(Attempts(attempts, defaults()), None)
-    assert provisionally(*attempts).unchecked.ratio == table[1].ratio
+    assert provisionally(*attempts).unverified.ratio == table[1].ratio
 
 
 def test_ratio_that_an_earlier_version_stored_without_an_interval_was_seen_once():
@@ -612,13 +612,13 @@ def test_what_cannot_change_numerics_is_not_called_unchecked():
         noisy_run(2, "search", 1, 110.0, 0.02, num_workers=4),
     )
     assert found.trial == 0
-    assert found.unchecked is None
+    assert found.unverified is None
     found = provisionally(
         noisy_run(1, "search", 0, 100.0, 0.02),
         noisy_run(2, "search", 1, 110.0, 0.02, num_workers=4),
         noisy_run(3, "search", 2, 108.0, 0.02, precision="bf16"),
     )
-    assert found.unchecked.touched == ("precision",)
+    assert found.unverified.touched == ("precision",)
 
 
 def test_a_provisional_answer_takes_a_noise_that_few_runs_tell_for_known_by_few():
@@ -709,7 +709,7 @@ def test_reduced_choice_is_not_told_by_rounds_of_what_it_was():
     confirmation = Confirmation(candidates, 0, 3)
     for rate in (118.0, 122.0, 120.0):
         confirmation.close_round({0: 100.0, 1: rate})
-    confirmation.take_back({**candidates[1].knobs, "log_interval": 10})
+    confirmation.revert({**candidates[1].knobs, "log_interval": 10})
     for rate in (102.0, 140.0, 115.0):
         confirmation.close_round({0: 100.0, 1: rate})
     assert concluded(confirmation).kind == "undecided"
@@ -722,7 +722,7 @@ def test_all_rounds_of_a_single_finalist_tell_by_how_much():
     rates = [118.0, 122.0, 120.0, 125.0, 117.0, 121.0]
     for rate in rates[:3]:
         confirmation.close_round({0: 100.0, 1: rate})
-    assert confirmation.chosen == 1
+    assert confirmation.selected == 1
     assert (confirmation.to_prove, confirmation.to_prove_reduced) == (1, 3)
     assert rounds_missing(confirmation) == 3, "its changes may be reverted"
     for rate in rates[3:]:
@@ -797,9 +797,9 @@ def test_failure_in_a_round_after_the_choice_of_a_single_finalist_reopens_it(fai
     for rate in (120.0, 121.0, 122.0):
         confirmation.close_round({0: 100.0, 1: rate})
     confirmation.close_round({0: 100.0, 1: 120.0, failing: None})
-    assert confirmation.chosen is None
+    assert confirmation.selected is None
     assert len(confirmation.choice_rounds.rounds) == 3
-    assert confirmation.choice() == 1 - failing
+    assert confirmation.recommended() == 1 - failing
 
 
 @pytest.mark.parametrize("reduced", [False, True])
@@ -849,12 +849,12 @@ def test_fresh_rounds_of_a_reduced_choice_do_not_join_those_that_chose(reduced):
     rates = [(113.0, 109.0), (110.0, 114.0), (114.0, 111.0), (111.0, 113.5), (113.0, 110.0)]
     for number, (one, other) in enumerate(rates, 1):
         attempts += runs_of_a_round(number, {0: 100.0, 1: one, 2: other}, configurations)
-    assert replay(Attempts(attempts, defaults()), Selection(3), 15).chosen == 1
+    assert replay(Attempts(attempts, defaults()), Selection(3), 15).selected == 1
     fresh = {**configurations, 1: {**both, "freeze_gc": not reduced}}
     attempts += runs_of_a_round(6, {0: 100.0, 1: 99.9}, fresh)
     confirmation = replay(Attempts(attempts, defaults()), Selection(3), 15)
     assert not confirmation.gain_is_measured
-    assert confirmation.choice() == (0 if reduced else 1)
+    assert confirmation.recommended() == (0 if reduced else 1)
 
 
 def test_choice_that_fresh_rounds_show_slower_is_not_recommended():
@@ -871,7 +871,7 @@ def test_few_fresh_rounds_that_contradict_the_choice_are_not_passed_over():
     confirmation = of_two_finalists(10)
     for rate in (104.0, 104.1, 104.05, 97.5, 97.2):
         close(confirmation, rate)
-    assert confirmation.chosen == 1
+    assert confirmation.selected == 1
     assert not confirmation.gain_is_measured
     found = concluded(confirmation, lacking=Shortfall(75.0))
     assert (found.trial, found.missing_seconds) == (0, 75.0)

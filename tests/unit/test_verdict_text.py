@@ -15,9 +15,9 @@ from autotune.analysis.verdict import (
     Contender,
     Finalist,
     Kind,
-    LongRun,
+    SoakResult,
     Numerics,
-    Unchecked,
+    FasterUnverified,
     Verdict,
 )
 from autotune.measurement.estimate import Ratio
@@ -117,7 +117,7 @@ SURE = "The interval is wide: at least 1.10x is sure."
             "which is 1.2% of its fall (limit 5%).",
         ),
         (
-            {"touched": ("precision",), "numerics": Numerics(unchecked="no reference")},
+            {"touched": ("precision",), "numerics": Numerics(unverified="no reference")},
             " precision can change the loss, which could not be checked: compare a longer run.",
         ),
         ({"risks": "The graph was static."}, " The graph was static."),
@@ -126,12 +126,12 @@ SURE = "The interval is wide: at least 1.10x is sure."
             " 1 trial refused: precision=bf16, as its loss leaves fp32.",
         ),
         (
-            {"long_run": LongRun(480.0, Ratio(1.52, 1.5, 1.54), Ratio(1.013, 0.99, 1.03))},
+            {"soak": SoakResult(480.0, Ratio(1.52, 1.5, 1.54), Ratio(1.013, 0.99, 1.03))},
             " In runs of 8 minutes: 1.52x (1.50 to 1.54, 95 % CI), 1.3% more than in short ones "
             "(-1.0% to +3.0%).",
         ),
         (
-            {"long_failure": Failure(1, AttemptState.OOM, "rank 0: no memory")},
+            {"soak_failure": Failure(1, AttemptState.OOM, "rank 0: no memory")},
             " See why before you rely on it: a run for minutes ended in OOM: rank 0: no memory.",
         ),
         (
@@ -233,16 +233,16 @@ def test_text_of_a_baseline_that_nothing_beats():
         "times more, for this rate alone."
     )
     looked = Contender(1, knobs(precision="bf16"), Ratio(1.59, 0.38, 6.56))
-    assert text_of(dataclasses.replace(alone, left_out=looked)).endswith(
+    assert text_of(dataclasses.replace(alone, unmeasured_leader=looked)).endswith(
         " Trial 1, seen once at 1.59x yours, was left out, as the 95 % CI of that is 0.38 to 6.56: "
         "precision=bf16."
     )
     hopeless = dataclasses.replace(looked, gain=Ratio(3.77, 0.001, 10_880.0))
-    assert text_of(dataclasses.replace(alone, left_out=hopeless)).endswith(
+    assert text_of(dataclasses.replace(alone, unmeasured_leader=hopeless)).endswith(
         " was left out, as the 95 % CI of that is too wide to tell anything: precision=bf16."
     )
     faster = dataclasses.replace(looked, gain=Ratio(1.59, 1.38, 1.8))
-    assert text_of(dataclasses.replace(alone, left_out=faster)).endswith(
+    assert text_of(dataclasses.replace(alone, unmeasured_leader=faster)).endswith(
         " was left out for want of time: precision=bf16."
     )
 
@@ -359,7 +359,7 @@ def test_page_on_measurement_has_a_row_for_each_beginning_of_a_verdict():
     assert {verdict.kind for verdict in OF_EACH_KIND} == {*Kind}
 
 
-LONG = LongRun(480.0, Ratio(1.2, 1.18, 1.22), Ratio(0.8, 0.78, 0.82))
+LONG = SoakResult(480.0, Ratio(1.2, 1.18, 1.22), Ratio(0.8, 0.78, 0.82))
 FIGURE = (
     "In runs of 8 minutes: 1.20x (1.18 to 1.22, 95 % CI), 20.0% less than in short ones (-22.0% to "
     "-18.0%)"
@@ -367,7 +367,7 @@ FIGURE = (
 
 
 def test_text_of_a_speed_up_that_long_runs_contradict():
-    found = dataclasses.replace(BETTER, long_run=LONG)
+    found = dataclasses.replace(BETTER, soak=LONG)
     doubt = "Compare both for longer before you rely on it."
     assert text_of(found) == f"{HEAD} {FIGURE}. {doubt}"
 
@@ -458,7 +458,7 @@ def test_texts_of_energy_tell_ratios_and_rates_of_energy():
     alone = dataclasses.replace(
         KEPT, kind=Kind.NOTHING_BETTER, finalists=(finalist(0),), unit="samples/J"
     )
-    assert text_of(dataclasses.replace(alone, left_out=left_out)).endswith(
+    assert text_of(dataclasses.replace(alone, unmeasured_leader=left_out)).endswith(
         " Trial 1, seen once at 0.80x the energy per sample of yours, was left out, as the 95 % CI of "
         "that is 0.50 to 2.00: precision=bf16."
     )
@@ -493,8 +493,8 @@ def test_text_of_a_provisional_answer_that_keeps_the_baseline():
         "it with yet."
     )
     contender = Contender(1, knobs(micro_batch=64), Ratio(1.05, 0.99, 1.11))
-    unchecked = Unchecked(knobs(precision="bf16"), Ratio(1.3, 1.2, 1.4), ("precision",))
-    found = dataclasses.replace(kept, contender=contender, unchecked=unchecked, trials=3)
+    unverified = FasterUnverified(knobs(precision="bf16"), Ratio(1.3, 1.2, 1.4), ("precision",))
+    found = dataclasses.replace(kept, contender=contender, unverified=unverified, trials=3)
     assert text_of(found) == (
         f"Provisional, after 3 trials: keep your configuration, which ran at {RATE}: nothing is surely "
         "faster; next comes micro_batch=64: not distinguishable from your configuration (0.99 to "

@@ -197,7 +197,7 @@ def _context(
 
 
 def _turns(request: TrialRequest, taken: TakenTurns) -> Turns:
-    if request.takes_turns:
+    if request.interleaved:
         return taken
     return OwnTurns(taken) if request.stays else ALONE
 

@@ -191,7 +191,7 @@ def run_blocks(
     report: Callable[[BlockReport], None],
 ) -> Iterator[None]:
     """Run blocks of a training that takes an optimizer step whenever this yields; report on rank 0."""
-    kind = InterleavedBlockLength if request.takes_turns else BlockLength
+    kind = InterleavedBlockLength if request.interleaved else BlockLength
     length = kind(request.blocks, training.log_interval, fewest=training.fewest_steps)
     observers = _observers(training, context)
     may_follow = request.blocks.leads_in and context.device.type == "cuda"
@@ -207,7 +207,7 @@ def run_blocks(
         left_out_seconds = time.perf_counter() - began if left_out else 0.0
         if turn.number or left_out:
             observers.resume(follows=follows)
-        if request.takes_turns or request.stays:
+        if request.interleaved or request.stays:
             # Turns reach one node after another, and the first would wait on the clock for the last.
             training.meet()
         observers.start(index)

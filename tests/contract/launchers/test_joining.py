@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from autotune.worker.processes import without_storage
-from launchers import NO_RIVAL, Resources, Rival, driver, section_of
+from launchers import NO_HOLDER, Resources, DeviceHolder, driver, section_of
 from launchers.ray_nodes import TooSmall
 from tests.contract.launchers.sites import command, two_ray_nodes
 from tests.support.waiting import stopwatch, wait_for
@@ -36,8 +36,8 @@ def test_who_joins_a_cluster_that_does_not_answer_can_stop_at_once(
     monkeypatch.setattr(driver, "_LEAVE_SECONDS", 1000.0)
     told: list[Callable[[], float]] = []
 
-    def busy(rival: Rival) -> bool:
-        assert rival == NO_RIVAL, "that is not long yet"
+    def busy(rival: DeviceHolder) -> bool:
+        assert rival == NO_HOLDER, "that is not long yet"
         told.append(stopwatch())
         if len(told) == 2:
             raise Enough
@@ -77,7 +77,7 @@ def groups(address: str) -> set[str]:
 @pytest.mark.long
 @pytest.mark.sample
 def test_autoscaler_hears_of_a_study_as_long_as_it_waits(cluster: str, tmp_path: Path) -> None:
-    def busy(rival: Rival) -> bool:
+    def busy(rival: DeviceHolder) -> bool:
         if "is too small at present" in rival.text and "PENDING" in groups(cluster):
             raise Enough
         return False

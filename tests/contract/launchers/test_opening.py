@@ -19,7 +19,7 @@ import launchers
 from autotune.errors import LauncherError
 from autotune.worker.node.store import NAME
 from autotune.worker.protocol import BlockPlan, BlockReport
-from launchers import NO_RIVAL, Resources, Rival, layout
+from launchers import NO_HOLDER, Resources, DeviceHolder, layout
 from launchers.slot import AgentSlot
 from tests.contract.launchers.sites import (
     RUN_MARK,
@@ -143,8 +143,8 @@ class Enough(Exception):
 
 @pytest.mark.long
 def test_local_launcher_is_not_waited_for_while_its_agents_start(tmp_path: Path) -> None:
-    def busy(rival: Rival) -> bool:
-        if rival == NO_RIVAL:
+    def busy(rival: DeviceHolder) -> bool:
+        if rival == NO_HOLDER:
             raise Enough
         return True
 

@@ -20,7 +20,7 @@ BESIDE = {"bucket_cap_mb": 1}
 
 
 def asked(site: Site, **changes: Any) -> TrialRequest:
-    return site.request(**{"takes_turns": True, "stays": True, "blocks": SHORT, **changes})
+    return site.request(**{"interleaved": True, "stays": True, "blocks": SHORT, **changes})
 
 
 def in_turn(site: Site, turns: Forth, *requests: TrialRequest) -> list[TrialReport]:

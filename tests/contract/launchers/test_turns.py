@@ -76,7 +76,7 @@ def killing_agents(site: Site, *, after: int) -> Callable[[BlockReport], None]:
 
 
 def run(site: Site, turns: Forth, *members: dict[str, object]) -> list[TrialReport]:
-    usual = {"takes_turns": True, "blocks": SHORT}
+    usual = {"interleaved": True, "blocks": SHORT}
     requests = [site.request(**{**usual, **changes}) for changes in members]
     return site.slot.run(requests, turns)
 

@@ -106,5 +106,9 @@ class DevicesTaken(LauncherError):
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, shortened to a few lines of a terminal."""
-    return textwrap.shorten(str(error).partition("\n")[0], _MOST_OF_LINE, placeholder=" ...")
+    """Return the first line of an error's message, shortened to a few lines of a terminal.
+
+    Where the message is empty, it is the name of the error's type.
+    """
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return textwrap.shorten(line, _MOST_OF_LINE, placeholder=" ...")

@@ -31,7 +31,6 @@ from autotune.runs.study_setup import StudySetup
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
-from autotune.views import dashboard_notes
 from benchmarks.recorded_device import RecordedDevice, read_device
 from launchers.replay import ReplayLauncher
 from storage import Database, LeaseHolder, Repository
@@ -189,7 +188,7 @@ def replayed(
     environment = repository.environments.record(lease, launcher.slots[0].environment)
     setup = StudySetup(spec, launcher)
     context = StudyContext(stored, setup, lease, repository, environment)
-    verdict = Tuner(context, Signals(), dashboard_notes).run()
+    verdict = Tuner(context, Signals()).run()
     best = max(map(rate, _configurations(spec, setup)))
     reference = rate(spec.full_baseline())
     recommended = rate(verdict.knobs) if verdict.knobs else reference

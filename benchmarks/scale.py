@@ -41,9 +41,10 @@ from autotune.cli.shared_options import MOST_ROWS
 from autotune.config import StudySpec, withheld
 from autotune.runs.study_setup import StudySetup
 from autotune.search.space import Space
+from autotune.search.trial_attributes import attributes_of
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Stopped, Tuner
-from autotune.views import dashboard_notes, markdown_report
+from autotune.views import markdown_report
 from autotune.views.figures import figures_of
 from autotune.views.overview import list_of, status_of
 from autotune.views.page import page
@@ -203,7 +204,7 @@ class Recorded:
             return behaviour(launch)
 
         try:
-            Tuner(self._job(ReplayLauncher(watched)), signals, dashboard_notes).run()
+            Tuner(self._job(ReplayLauncher(watched)), signals).run()
         except Stopped:
             pass
         return statistics.median(b - a for a, b in itertools.pairwise(launched[1:]))
@@ -251,7 +252,7 @@ class Recorded:
 def _in_optuna(
     study: int, space: Space, chosen: Sequence[dict[str, Any]]
 ) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
-    """Rows for the tables of Optuna 5, as `TrialLedger.tell` leaves them."""
+    """Rows for the tables of Optuna 5, as `tell_result` leaves them."""
     began = datetime.datetime(2026, 1, 1)
     ids = range(1, len(chosen) + 1)
     yield (
@@ -304,7 +305,7 @@ def _in_optuna(
             for key, value in ((note_ver_key(i), 1), (note_str_key_prefix(i) + "0", NOTE))
         ],
     )
-    told = {"end": "COMPLETE", "half_width": 0.02}
+    told = attributes_of("COMPLETE", half_width=0.02)
     yield (
         optunas.TrialUserAttributeModel.__table__,
         [

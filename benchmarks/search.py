@@ -71,6 +71,7 @@ from recorded import Table
 from autotune.config import StudySpec
 from autotune.search.performance_model import PerformanceModelSampler
 from autotune.search.space import key
+from autotune.search.trial_attributes import attributes_of, constraints_of
 from autotune.standalone.simulation import Simulation, simulate
 from autotune.study.stopping import ExpectedGainStopping, TrialEconomics
 from launchers.replay.tables import (
@@ -208,11 +209,15 @@ class _Replay:
 
     def _tell(self, trial: optuna.Trial, row: Row) -> float | None:
         """Tell the sampler the result of a row; return the rate that it is told."""
-        trial.set_constraint("out_of_memory", 1.0 if row[STATE] == "OOM" else -1.0)
-        if self._table.ran(row):
+        ran = self._table.ran(row)
+        noise = _NORMAL_95 * self._table.noise if ran else None
+        for name, attribute in attributes_of(row[STATE], half_width=noise).items():
+            trial.set_user_attr(name, attribute)
+        for name, constraint in constraints_of(row[STATE]).items():
+            trial.set_constraint(name, constraint)
+        if ran:
             # The run that a row shows in a replay depends on the seed alone, not on the sampler.
             served = self._table.served(row, random.Random(f"{self._seed}/{self._names(row)}"))
-            trial.set_user_attr("half_width", _NORMAL_95 * self._table.noise)
             self._study.tell(trial, served)
             return served
         pruned = row[STATE] == "OOM"

@@ -18,9 +18,9 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler, TPESampler
-from optuna.trial import TrialState
 
-from autotune.search.performance_model import OUT_OF_MEMORY, PerformanceModelSampler
+from autotune.search.performance_model import PerformanceModelSampler
+from autotune.search.trial_attributes import attributes_of, constraints_of, state_of
 
 CHOICES: dict[str, list[Any]] = {
     "micro_batch": [1, 2, 4, 8, 16, 32, 64, 128],
@@ -53,19 +53,20 @@ def told(trials: int) -> optuna.Study:
         rate = 100 * size / (1 + size) * draw.gauss(1, 0.03)
         luck = draw.random()
         too_large, failed = luck < 0.1, luck > 0.95
-        state = TrialState.PRUNED if too_large else TrialState.FAIL
+        ended = "OOM" if too_large else "ERROR" if failed else "COMPLETE"
         study.add_trial(
             optuna.trial.create_trial(
                 params=params,
                 distributions=SPACE,
                 value=None if too_large or failed else rate,
-                state=state if too_large or failed else TrialState.COMPLETE,
-                constraints={OUT_OF_MEMORY: 1.0 if too_large else -1.0},
-                user_attrs={
-                    "peak_bytes": 1e9 + 3e8 * params["micro_batch"],
-                    "half_width": 0.06,
-                    "standard_error": 0.03,
-                },
+                state=state_of(ended),
+                constraints=constraints_of(ended),
+                user_attrs=attributes_of(
+                    ended,
+                    peak_bytes=1e9 + 3e8 * params["micro_batch"],
+                    half_width=0.06,
+                    standard_error=0.03,
+                ),
             )
         )
     return study

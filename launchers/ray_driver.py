@@ -34,6 +34,7 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
+from autotune.errors import first_line
 from autotune.worker.cgroup import usable_cpus
 from autotune.worker.node.agent_process import ActorAgent
 from autotune.worker.processes import VISIBLE_DEVICES
@@ -315,6 +316,7 @@ class _CallServer:
         try:
             self._say({"id": number, "value": getattr(self, name)(**asked)})
         except Exception as error:  # the other side decides what it means
+            # Ray adds its state and the stacks of its own processes.
             self._say({"id": number, "error": first_line(error)})
 
     def _say(self, message: dict[str, Any]) -> None:
@@ -348,11 +350,6 @@ class _CallServer:
             for group in list(self._groups):
                 self.release(group)
             ray.shutdown()
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error: Ray adds its state and stacks of its own processes."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _called(job: Mapping[str, Any]) -> str:

@@ -5,6 +5,8 @@ from storage.attempts import AttemptFeed
 from storage.database import Database
 from storage.order import EVERY_OWNER
 from storage.records import (
+    COMPARED_RUNS,
+    SEARCH_RUNS,
     TRAJECTORIES,
     TRIAL_RUNS,
     UNTIMED,
@@ -36,13 +38,14 @@ from storage.records import (
     StoredNoise,
     StoredStudy,
     StudyState,
-    Summary,
 )
 from storage.repository import Repository, study_names
 from storage.trials import TrialLedger
 
 __all__ = [
+    "COMPARED_RUNS",
     "EVERY_OWNER",
+    "SEARCH_RUNS",
     "TRAJECTORIES",
     "TRIAL_RUNS",
     "UNTIMED",
@@ -78,7 +81,6 @@ __all__ = [
     "StoredNoise",
     "StoredStudy",
     "StudyState",
-    "Summary",
     "TrialLedger",
     "study_names",
 ]

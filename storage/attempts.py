@@ -21,7 +21,6 @@ from storage.records import (
     RunDigest,
     StoredAttempt,
     StoredBlock,
-    Summary,
 )
 from storage.transactions import Transactions
 
@@ -144,36 +143,11 @@ class AttemptRecords:
             # Sorted here: SQLite would go through all attempts of the study in the order wanted.
             return sorted((_attempt(row, known) for row in rows), key=lambda one: one.id)
 
-    def number_of_figures(self, study_id: int) -> int:
+    def count_measured(self, study_id: int) -> int:
         """Return the number of attempts of a study that have a throughput."""
-        return sum(one.result.throughput is not None for one in self.of(study_id))
-
-    def summary(self, study_id: int) -> Summary:
-        """Return the progress of a study, at nearly the same cost for any number of attempts."""
-        own = AttemptRow.study_id == study_id
-        search = (own, AttemptRow.purpose == Purpose.SEARCH)
-        complete = (*search, AttemptRow.state == AttemptState.COMPLETE)
         with self._transactions.reading() as session:
-            counted = session.execute(
-                select(AttemptRow.state, func.count()).where(*search).group_by(AttemptRow.state)
-            )
-            states = {AttemptState(state): count for state, count in counted}
-            running = select(func.count()).where(own, AttemptRow.state == AttemptState.RUNNING)
-            rounds = select(func.max(AttemptRow.round)).where(
-                own, AttemptRow.purpose == Purpose.CONFIRM
-            )
-            chosen = select(*_COLUMNS).where(*complete).limit(1)
-            first = session.execute(chosen.where(AttemptRow.trial == 0)).first()
-            best = session.execute(
-                chosen.order_by(AttemptRow.throughput.desc(), AttemptRow.id)
-            ).first()
-            return Summary(
-                searched={state: count for state, count in states.items() if state.recorded},
-                running=session.scalar(running) or 0,
-                confirming=session.scalar(rounds) or 0,
-                first=_attempt(first, defaults()) if first else None,
-                best=_attempt(best, defaults()) if best else None,
-            )
+            measured = (AttemptRow.study_id == study_id, AttemptRow.throughput.is_not(None))
+            return session.scalar(select(func.count()).where(*measured)) or 0
 
     def blocks(self, attempt_id: int) -> list[StoredBlock]:
         """Return the timed blocks of an attempt, in order."""

@@ -326,7 +326,14 @@ TRAJECTORIES = (Purpose.REFERENCE, Purpose.AUTOCAST, Purpose.NUMERICS)
 """Attempts whose blocks are single steps, to be compared and not to be timed."""
 
 TRIAL_RUNS = (Purpose.SEARCH, Purpose.CALIBRATE)
-"""Attempts that run as trials do: the trials of the search, and the baseline again."""
+"""Attempts that run as trials do: the trials of the search, and the baseline again. The noise is that
+of trials as they are: where these take over warm workers, the baseline does as well."""
+
+SEARCH_RUNS = (*TRIAL_RUNS, Purpose.PAIRED)
+"""Timed attempts of the search: its trials, and the baseline beside them and again."""
+
+COMPARED_RUNS = (Purpose.CONFIRM, Purpose.REPEAT, Purpose.ABLATION)
+"""Timed attempts that are compared after the search, if they ran in one environment."""
 
 UNTIMED = (*TRAJECTORIES, Purpose.PROFILE, Purpose.FIT, Purpose.EPOCHS, Purpose.LONGEST)
 """Attempts that say nothing about speed."""
@@ -583,24 +590,6 @@ class NewMessage:
     def of(cls, said: "str | NewMessage") -> "NewMessage":
         """Return a message; a plain text has no code."""
         return cls(said) if isinstance(said, str) else said
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Progress of a study, as the database counts it.
-
-    Attributes:
-        searched: number of recorded trials of the search, by state.
-        confirming: latest round of the confirmation; 0 before there is one.
-        first: complete run of the first trial; None while there is none.
-        best: complete run with the highest throughput; None while there is none.
-    """
-
-    searched: dict[AttemptState, int]
-    running: int
-    confirming: int
-    first: "StoredAttempt | None"
-    best: "StoredAttempt | None"
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,7 @@ from autotune.errors import StaleLease, TrialsGone
 from storage.dashboard_notes import save_note
 from storage.database import Database
 from storage.fence import fencing
-from storage.records import AttemptResult, AttemptState, Lease
-
-OUT_OF_MEMORY = "out_of_memory"
-"""Name of the Optuna constraint that an out-of-memory trial violates, for samplers to learn
-from."""
-
+from storage.records import Lease
 
 SUGGESTED_BY = "suggested_by"
 """Attribute of a queued trial with the reason for it."""
@@ -151,37 +146,35 @@ class TrialLedger:
     def tell(
         self,
         number: int,
-        result: AttemptResult,
+        state: TrialState,
         note: str,
-        error: float | None = None,
         *,
-        value: float | None = None,
+        value: float | None,
+        attributes: Mapping[str, Any],
+        constraints: Mapping[str, float],
     ) -> None:
-        """Record a trial's result with its note, exactly once.
-
-        COMPLETE and PRUNED carry their value; OOM is PRUNED without one, and violates the
-        constraint; HANG, CRASH, ERROR and POWER are FAIL.
+        """Record the end of a trial with its note, exactly once.
 
         Args:
-            error: relative standard error of the value; None if unknown.
-            value: of the objective; None: the throughput.
+            value: of the objective; that of a pruned trial is its last intermediate one.
+            attributes: user attributes by name.
+            constraints: by name; one above 0 is violated.
         """
         trial = self._of_number(number)
         if trial._cached_frozen_trial.state.is_finished():
             return
         try:
-            trial.set_user_attr("end", result.state)
-            if result.cause:
-                trial.set_user_attr("cause", result.cause)
-            if result.peak_bytes:
-                trial.set_user_attr("peak_bytes", result.peak_bytes)
-            if result.half_width is not None:
-                trial.set_user_attr("half_width", result.half_width)
-            if error is not None:
-                trial.set_user_attr("standard_error", error)
-            trial.set_constraint(OUT_OF_MEMORY, 1.0 if result.state == "OOM" else -1.0)
+            for name, attribute in attributes.items():
+                trial.set_user_attr(name, attribute)
+            for name, constraint in constraints.items():
+                trial.set_constraint(name, constraint)
             save_note(self._database, self._study, note, trial)
-            self._tell(trial, result, result.throughput if value is None else value)
+            if state == TrialState.COMPLETE:
+                self._study.tell(trial, value, skip_if_finished=True)
+                return
+            if value is not None:
+                trial.report(value, step=0)
+            self._study.tell(trial, state=state, skip_if_finished=True)
         except UpdateFinishedTrialError:
             return  # told by another daemon in the meantime, from the same record
 
@@ -225,17 +218,6 @@ class TrialLedger:
             warnings.simplefilter("ignore")
             self._study.set_metric_names([name])
         self._objective = name
-
-    def _tell(self, trial: Trial, result: AttemptResult, value: float | None) -> None:
-        if result.state == "COMPLETE":
-            self._study.tell(trial, value, skip_if_finished=True)
-            return
-        if result.state == "PRUNED" and value is not None:
-            trial.report(value, step=0)
-        pruned = result.state in ("PRUNED", "OOM")
-        self._study.tell(
-            trial, state=TrialState.PRUNED if pruned else TrialState.FAIL, skip_if_finished=True
-        )
 
     @contextlib.contextmanager
     def _reporting_missing_trials(self) -> Iterator[None]:
@@ -281,9 +263,9 @@ def asked_before(
 
 
 def _told_nothing(trial: FrozenTrial) -> bool:
-    """Return whether a trial has failed, or was ended before its first step. Out of memory tells."""
-    cut = trial.state == TrialState.PRUNED and trial.user_attrs.get("end") == AttemptState.PRUNED
-    return trial.state == TrialState.FAIL or (cut and trial.value is None)
+    """Return whether a trial has ended without a value. A violated constraint tells as well."""
+    violated = any(constraint > 0 for constraint in trial.constraints.values())
+    return trial.state.is_finished() and trial.value is None and not violated
 
 
 def _is_of(

@@ -17,6 +17,8 @@ from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT
 from search_spaces.constraints import why_not_taken_over
 from search_spaces.words import Knobs
 from storage import (
+    COMPARED_RUNS,
+    SEARCH_RUNS,
     TRAJECTORIES,
     Attempts,
     AttemptState,
@@ -25,17 +27,6 @@ from storage import (
     StoredAttempt,
     StoredBlock,
 )
-
-_TIMED = (
-    Purpose.SEARCH,
-    Purpose.PAIRED,
-    Purpose.CALIBRATE,
-    Purpose.CONFIRM,
-    Purpose.REPEAT,
-    Purpose.ABLATION,
-)
-
-_PROVING = (Purpose.CONFIRM, Purpose.ABLATION)
 
 
 @dataclass(frozen=True)
@@ -265,7 +256,10 @@ class Costs:
         Where one was ended before it had shown anything, they are a multiple of its time.
         """
         fewest_steps = max(self.first_step(knobs) + self._counted(knobs), self._least_timed)
-        return max(startup + fewest_steps, self._longer_than_before(knobs, *_PROVING))
+        return max(
+            startup + fewest_steps,
+            self._longer_than_before(knobs, Purpose.CONFIRM, Purpose.ABLATION),
+        )
 
     def _longer_than_before(self, knobs: Knobs, *purposes: Purpose) -> float:
         """Return the seconds that a run is given after one that was too short; 0 without any."""
@@ -367,7 +361,7 @@ class CostRecords:
         return self._last[1]
 
     def _by(self, attempts: Attempts) -> Costs:
-        every = list(attempts.of(*_TIMED).complete())
+        every = list(attempts.of(*SEARCH_RUNS, *COMPARED_RUNS).complete())
         timed = [*every[:1], *every[1:][-MEASUREMENT.runs_looked_at :]]
         runs, looked = self._times(timed), self._look(attempts)
         launch = Costs(runs, looked=looked).startup
@@ -412,7 +406,7 @@ def _in_vain(attempts: Attempts) -> list[StoredAttempt]:
     They are launched again; a trial of the search is not.
     """
     checks = [a for a in attempts.of(*TRAJECTORIES).to_repeat() if a.in_vain]
-    finals = attempts.of(*_PROVING, Purpose.REPEAT)
+    finals = attempts.of(*COMPARED_RUNS)
     ended = [a for a in finals if a.in_vain]
     later = finals.complete() if ended else ()
     timed = [a for a in ended if not any(c.id > a.id and c.knobs == a.knobs for c in later)]

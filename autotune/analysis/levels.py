@@ -23,6 +23,7 @@ from autotune.measurement.noise import (
 )
 from autotune.measurement.policy import MEASUREMENT, PROOF
 from storage import (
+    SEARCH_RUNS,
     TRIAL_RUNS,
     AttemptResult,
     Attempts,
@@ -102,7 +103,7 @@ def _newest_sigma(attempts: Attempts) -> float | None:
     The noise of a paired trial is that of its ratio, which is smaller. What a trial's own steps tell
     is of that trial alone.
     """
-    newest_first = reversed(list(attempts.of(Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PAIRED)))
+    newest_first = reversed(list(attempts.of(*SEARCH_RUNS)))
     found = (
         one.result.sigma_run
         for one in newest_first

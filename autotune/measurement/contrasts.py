@@ -250,7 +250,7 @@ def _sum(parts: Sequence[Variance]) -> Variance:
 
 
 @functools.lru_cache(maxsize=1024)
-def critical_value(rivals: int, df: float, confidence: float = 0.95) -> float:
+def critical_value(rivals: int, df: float, confidence: float) -> float:
     """Return the critical value of a comparison with the best (Hsu 1984; Dunnett's, one-sided).
 
     No difference to any of the rivals is larger than this number of standard errors above the

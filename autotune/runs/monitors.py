@@ -124,11 +124,11 @@ class TrajectoryMonitor:
 
     def __init__(
         self,
-        reference: Trajectory | None = None,
+        reference: Trajectory | None,
         *,
-        formats: Sequence[Knobs] = (),
-        earlier: Sequence[Pair] = (),
-        rounding: Sequence[RoundingErrors] = (),
+        formats: Sequence[Knobs],
+        earlier: Sequence[Pair],
+        rounding: Sequence[RoundingErrors],
     ) -> None:
         """Take in the reference; without one the run becomes a reference itself.
 

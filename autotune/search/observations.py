@@ -1,6 +1,5 @@
 """Measurements so far, as a model of the time of a step uses them."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +8,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.grid import Grid, Rows, Vector
 from autotune.search.policy import SEARCH
+from autotune.search.trial_attributes import half_width_of, standard_error_of, value_of
 
 NORMAL_95 = 1.96
 """Half of a 95 % interval, in standard errors that are known."""
@@ -66,22 +66,12 @@ class Observations:
         )
 
 
-def value_of(trial: FrozenTrial) -> float | None:
-    """Return the objective of a trial, for a pruned one the last reported; None if it has none."""
-    value = None
-    if trial.state == TrialState.COMPLETE:
-        value = trial.value
-    elif trial.state == TrialState.PRUNED and trial.intermediate_values:
-        value = trial.intermediate_values[max(trial.intermediate_values)]
-    return value if value is not None and math.isfinite(value) and value > 0 else None
-
-
 def _relative_noise(trial: FrozenTrial, known: float | None) -> float:
-    told, half_width = (trial.user_attrs.get(name) for name in ("standard_error", "half_width"))
-    told = told if known is None else known
-    if isinstance(told, int | float) and told > 0:
-        noise = float(told)
-    elif isinstance(half_width, int | float) and half_width > 0:
+    told = standard_error_of(trial) if known is None else known
+    half_width = half_width_of(trial)
+    if told is not None and told > 0:
+        noise = told
+    elif half_width is not None:
         noise = half_width / NORMAL_95
     else:
         noise = SEARCH.unknown_noise

@@ -24,12 +24,19 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.failure_models import FaultModel, MemoryModel, is_of_device
 from autotune.search.grid import Follows, Grid, Params, Rows, Vector
-from autotune.search.observations import Observations, value_of
+from autotune.search.observations import Observations
 from autotune.search.policy import SEARCH
 from autotune.search.space import MICRO_BATCH, Space
 from autotune.search.step_model import StepModel
 from autotune.search.step_parts import Profile
 from autotune.search.threads import ThreadpoolController
+from autotune.search.trial_attributes import (
+    cause_of,
+    is_out_of_memory,
+    peak_bytes_of,
+    value_of,
+    was_cut_short,
+)
 from search_spaces import CATALOGUE
 
 Allowed = Callable[[list[FrozenTrial]], Callable[[Params], bool]]
@@ -37,9 +44,6 @@ Allowed = Callable[[list[FrozenTrial]], Callable[[Params], bool]]
 
 Seconds = Callable[[Params], float]
 """Function that returns the expected time of a configuration's trial, above 0."""
-
-OUT_OF_MEMORY = "out_of_memory"
-"""Constraint (`trial.set_constraint`) that is above 0 for a trial that ran out of memory."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +83,8 @@ class Prediction:
 class PerformanceModelSampler(BaseSampler):
     """Sampler for a study that maximises a rate, such as samples/s.
 
-    Trials may carry the user attributes `standard_error` of their value, relative, or else
-    `half_width`, that of its 95 % interval by the normal distribution; and `peak_bytes`, the
-    largest memory of a rank. A pruned trial counts with its last intermediate value; without one, and
-    with the attribute `end` of PRUNED, it has failed.
+    Trials may carry the user attributes of `autotune.search.trial_attributes`. A pruned trial counts
+    with its last intermediate value; without one, it has failed if it was cut short.
     """
 
     def __init__(
@@ -317,8 +319,8 @@ class PerformanceModelSampler(BaseSampler):
         """Return each candidate's probability to fit in memory, and to have no other failure."""
         known = [t for t in trials if grid.covers(t.params)]
         ran = [t for t in known if value_of(t) is not None]
-        too_large = [t for t in known if t.constraints.get(OUT_OF_MEMORY, 0.0) > 0]
-        failed = [t for t in known if t.state == TrialState.FAIL or _is_cut_short(t)]
+        too_large = [t for t in known if is_out_of_memory(t)]
+        failed = [t for t in known if t.state == TrialState.FAIL or was_cut_short(t)]
         if not grid.has_sizes(MICRO_BATCH):
             failed += too_large  # without sizes memory depends on values, like any other cause
 
@@ -326,13 +328,13 @@ class PerformanceModelSampler(BaseSampler):
             return grid.rows_of([trial.params for trial in several])
 
         worked, memory = rows(ran), self._memory_bytes or math.nan
-        shares = np.array([(t.user_attrs.get("peak_bytes") or math.nan) / memory for t in ran])
+        shares = np.array([peak_bytes_of(t) / memory for t in ran])
         # Only a rank on a device has a known limit. Where the host's ran out, its knobs tell as well.
-        causes = [str(t.user_attrs.get("cause", "")) for t in too_large]
+        causes = [cause_of(t) for t in too_large]
         on_device = self._memory_bytes is not None and all(map(is_of_device, causes))
         model = MemoryModel(grid, worked, rows(too_large), shares, on_device=on_device)
         fits = 1 - model.risk(candidates)
-        messages = [str(t.user_attrs.get("cause", "")) for t in failed]
+        messages = [cause_of(t) for t in failed]
         works = 1 - FaultModel(grid, worked, rows(failed), messages).risk(candidates)
         return fits, works
 
@@ -350,12 +352,6 @@ class PerformanceModelSampler(BaseSampler):
         for number in np.argsort(-promise, kind="stable"):
             if allowed(grid.decode(candidates[number])):
                 yield int(number)
-
-
-def _is_cut_short(trial: FrozenTrial) -> bool:
-    """Return whether a trial was ended before its first step."""
-    cut = trial.state == TrialState.PRUNED and trial.user_attrs.get("end") == "PRUNED"
-    return cut and value_of(trial) is None
 
 
 def _not_tried(trials: Sequence[FrozenTrial], grid: Grid) -> Callable[[Params], bool]:

@@ -11,11 +11,11 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.search.failure_models import changes_memory, is_of_device
-from autotune.search.observations import value_of
 from autotune.search.performance_model import PerformanceModelSampler, Prediction
 from autotune.search.policy import SEARCH
 from autotune.search.space import ACCUMULATION, MICRO_BATCH, Configuration, Space, key
 from autotune.search.step_parts import Profile
+from autotune.search.trial_attributes import cause_of, is_out_of_memory, value_of
 from search_spaces import KnobValue
 
 
@@ -227,8 +227,8 @@ class WorthLaunching:
         self._ended.add(trial.number)
         self._tried.add(self._key(trial.params))
         knobs = self._space.complete(trial.params)
-        if trial.user_attrs.get("end") == "OOM":
-            shortage = Shortage.of(knobs, str(trial.user_attrs.get("cause", "")))
+        if is_out_of_memory(trial):
+            shortage = Shortage.of(knobs, cause_of(trial))
             self._too_large += surely_too_large([shortage], self._ran)
         elif value_of(trial) is not None:  # one that was ended early for its speed has fitted, too
             self._ran.append(knobs)

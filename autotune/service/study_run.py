@@ -20,7 +20,6 @@ from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import check_there
 from autotune.study.largest_batch import LargestBatch
 from autotune.study.tuner import Signals, Tuner
-from autotune.views import dashboard_notes
 from autotune.views.verdict_text import text_of
 from launchers import NO_HOLDER, DeviceHolder, Launcher, Tenant
 from launchers.layout import visible_devices
@@ -72,9 +71,7 @@ class StudyRun:
         try:
             launcher = open_launcher(self._pinned(), paths.folder, self._is_to_be_ignored, tenant)
         except UnfitNodes as error:
-            if study.facts is None or not self._repository.attempts.number_of_figures(
-                self._study.id
-            ):
+            if study.facts is None or not self._repository.attempts.count_measured(self._study.id):
                 raise
             raise LauncherError(f"its figures are of {_ranks_on(study.facts)}: {error}") from None
         with contextlib.ExitStack() as now:
@@ -165,7 +162,7 @@ class StudyRun:
         elapsed = self._repository.studies.named(self._study.name).elapsed
         study = dataclasses.replace(self._study, elapsed=elapsed)
         context = dataclasses.replace(job, setup=setup.with_settings(resolved), study=study)
-        tuner = Tuner(context, self._signals, dashboard_notes)
+        tuner = Tuner(context, self._signals)
         verdict = tuner.run()
         tuner.dashboard.show(verdict)
         context.record_standing()
@@ -180,7 +177,7 @@ class StudyRun:
         before = {**facts, **known}
         if _ranks_on(before) == _ranks_on(facts):
             return
-        if self._repository.attempts.number_of_figures(self._study.id):
+        if self._repository.attempts.count_measured(self._study.id):
             raise LauncherError(
                 f"its figures are of {_ranks_on(before)}, and here are {_ranks_on(facts)}: it goes on "
                 "where it has the same"

@@ -458,7 +458,7 @@ class InProcessRunner:
         self._runs_since = None
         if self._waits_since is None:
             # The read may fail: then nothing is taken note of, and it is made again.
-            self._figures = self._repository.attempts.number_of_figures(self._study.id)
+            self._figures = self._repository.attempts.count_measured(self._study.id)
             self._waits_since = now
         waited = now - self._waits_since
         if waited > self._longest_wait:
@@ -473,7 +473,7 @@ class InProcessRunner:
         """
         if study.retries == 0 or ran > _STEADY_SECONDS:
             return True
-        return self._repository.attempts.number_of_figures(self._study.id) > self._figures
+        return self._repository.attempts.count_measured(self._study.id) > self._figures
 
     def _why_idle(self, study: StoredStudy) -> str:
         """Return why the study does not run here at present; empty if it does."""

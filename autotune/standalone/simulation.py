@@ -25,7 +25,6 @@ from autotune.search.space import MICRO_BATCH, Space
 from autotune.standalone.recording import NO_ENERGY
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
-from autotune.views import dashboard_notes
 from autotune.views.verdict_text import text_of
 from launchers.base import DEFAULT_CPU_WORKERS
 from launchers.replay import ReplayLauncher
@@ -223,11 +222,11 @@ def _run(
     study, lease = claim.study, claim.lease
     environment = repository.environments.record(lease, launcher.site.environment)
     context = StudyContext(study, StudySetup(spec, launcher), lease, repository, environment)
-    verdict = Tuner(context, Signals(), dashboard_notes).run()
+    verdict, attempts = Tuner(context, Signals()).run(), context.attempts()
     row = table.row(verdict.knobs) if verdict.knobs else None
     return Simulation(
-        trials=sum(repository.attempts.summary(study.id).searched.values()),
-        launches=len(repository.attempts.of(study.id)),
+        trials=len(attempts.searched()),
+        launches=len(attempts),
         seconds=launcher.clock(),
         missing=missing,
         verdict=verdict.kind,

@@ -8,16 +8,16 @@ that the unit changes nothing.
 
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
 
 from autotune.analysis.conclusion import VerdictInputs, build_verdict
 from autotune.analysis.finalists import expected_gains
-from autotune.analysis.levels import AT_HOME, Level, Levels, pooled_baseline
+from autotune.analysis.levels import Level, Levels, pooled_baseline
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import Terms, quantity
 from autotune.study.context import StudyContext
+from autotune.views import dashboard_notes
 from search_spaces import KnobValue
 from storage import AttemptResult, Attempts, Purpose, StoredAttempt, TrialLedger
 
@@ -129,37 +129,12 @@ def _find_first(attempts: Attempts) -> tuple[int, float]:
     return first.trial, first.result.throughput
 
 
-class DashboardTexts(Protocol):
-    """Texts for optuna-dashboard; the module `autotune.views.dashboard_notes` has them."""
-
-    def trial_note(
-        self,
-        attempt: StoredAttempt,
-        result: AttemptResult,
-        unit: str,
-        *,
-        own: Collection[str] = (),
-        confirmed: Sequence[float] = (),
-        level: Level = AT_HOME,
-    ) -> str:
-        """Return the note of a trial."""
-
-    def study_note(self, verdict: Verdict, own: Collection[str] = ()) -> str:
-        """Return the note of a study."""
-
-    def attributes(
-        self, verdict: Verdict, attempts: Attempts, baseline: Mapping[str, Any], unit: str
-    ) -> Iterable[tuple[str, str]]:
-        """Return names and texts of the attributes of a study."""
-
-
 class DashboardSync:
     """Notes, attributes and standing of one study, written when they have changed."""
 
-    def __init__(self, context: StudyContext, ledger: TrialLedger, texts: DashboardTexts) -> None:
+    def __init__(self, context: StudyContext, ledger: TrialLedger) -> None:
         self._context = context
         self._ledger = ledger
-        self._texts = texts
         self._unit = context.setup.spec.unit
         self._note = ""
         self._next = -math.inf
@@ -193,9 +168,9 @@ class DashboardSync:
         if not verdict.provisional:
             self._note_finalists(verdict)
         attempts, setup = self._context.attempts(), self._context.setup
-        shown = self._texts.attributes(verdict, attempts, setup.baseline, self._unit)
+        shown = dashboard_notes.attributes(verdict, attempts, setup.baseline, self._unit)
         self._ledger.set_attributes(dict(shown))
-        note = self._texts.study_note(verdict, setup.spec.job_knobs)
+        note = dashboard_notes.study_note(verdict, setup.spec.job_knobs)
         if note != self._note:
             self._ledger.note(note)
             self._note = note
@@ -226,6 +201,6 @@ class DashboardSync:
             confirmed: its throughput by round, if it was measured again.
         """
         own = self._context.setup.spec.job_knobs
-        return self._texts.trial_note(
+        return dashboard_notes.trial_note(
             attempt, result, self._unit, own=own, confirmed=confirmed, level=level
         )

@@ -1,6 +1,5 @@
 """The first trials of a study: a profile of the baseline, then what an expert would try, and why."""
 
-import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -127,9 +126,9 @@ def experts(
     space: Space,
     baseline: Mapping[str, KnobValue],
     found: Sequence[Finding],
-    unusable: Container[str] = (),
-    room: "Room | None" = None,
-    cores: float = math.inf,
+    unusable: Container[str],
+    room: "Room | None",
+    cores: float,
 ) -> list[Suggestion]:
     """Return at most two: an answer to what holds the baseline back most, and all that is favoured.
 

@@ -26,10 +26,18 @@ from autotune.runs.request_shapes import (
 )
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.pairing import PairingPolicy
-from autotune.study.slot_pool import SEARCHING, SlotPool
+from autotune.study.slot_pool import SlotPool
 from autotune.worker.protocol import TimeLimit, TrialRequest
 from launchers import SoloSchedule, TurnSchedule
-from storage import TRAJECTORIES, AttemptResult, Attempts, AttemptState, Purpose
+from storage import (
+    COMPARED_RUNS,
+    TRAJECTORIES,
+    TRIAL_RUNS,
+    AttemptResult,
+    Attempts,
+    AttemptState,
+    Purpose,
+)
 
 _OTHER_ROWS = (*TRAJECTORIES, Purpose.CONFIRM, Purpose.ABLATION)
 """Purposes whose rounds have a seed each."""
@@ -101,7 +109,7 @@ class RunPlan:
     @property
     def searching(self) -> bool:
         """True if warm workers may wait beside the run."""
-        return self.purpose in SEARCHING
+        return self.purpose in TRIAL_RUNS
 
     def request(self, timed: TrialRequest) -> TrialRequest:
         """Return the request of an attempt, from one that is timed by itself."""
@@ -278,7 +286,7 @@ class RunPlanner:
 
     def _may_reuse(self, attempt: PlannedAttempt) -> bool:
         """Return whether an attempt may take over a warm worker, in which it has not failed before."""
-        if attempt.purpose not in SEARCHING:
+        if attempt.purpose not in TRIAL_RUNS:
             return False
         own = self._context.attempts().of(attempt.purpose).of_trial(attempt.trial)
         lost = own.ended_in(AttemptState.LOST)
@@ -289,7 +297,7 @@ class RunPlanner:
         if purpose == Purpose.PROFILE:
             searched = self._context.attempts().of(Purpose.SEARCH)
             return self._context.profile_stays and not searched
-        return self._context.setup.spec.workload.reusable and purpose in SEARCHING
+        return self._context.setup.spec.workload.reusable and purpose in TRIAL_RUNS
 
     def _after_launch(self, limit: TimeLimit, *, taken_over: bool) -> TimeLimit:
         """Return a limit whose soft part is for the steps alone; the launch may be a slow one.
@@ -320,7 +328,7 @@ class RunPlanner:
             low: lower bound of the best rate so far; 0 switches racing off.
         """
         setup, noise = self._context.setup, self.noise
-        if attempt.purpose in (Purpose.CONFIRM, Purpose.REPEAT, Purpose.ABLATION):
+        if attempt.purpose in COMPARED_RUNS:
             limits = setup.confirm_limits(sigma_run=noise.sigma_run)
         else:
             limits = setup.search_limits(

@@ -14,7 +14,7 @@ from autotune.measurement.measure import Measure
 from autotune.search.outline import outline
 from autotune.search.sampling import Exhausted, sampler
 from autotune.study.context import StudyContext
-from autotune.study.dashboard_sync import DashboardSync, DashboardTexts, ObjectiveValues
+from autotune.study.dashboard_sync import DashboardSync, ObjectiveValues
 from autotune.study.executor import Finished, TrialExecutor
 from autotune.study.follow_ups import FollowUps
 from autotune.study.run_planner import RunPlanner
@@ -27,6 +27,7 @@ from autotune.study.stopping import (
     TrialEconomics,
     usual_seconds,
 )
+from autotune.study.telling import tell_result
 from autotune.study.time_budget import TimeBudget
 from storage import (
     AttemptResult,
@@ -54,7 +55,6 @@ class SearchLoop:
         planner: RunPlanner,
         pool: SlotPool,
         time: TimeBudget,
-        texts: DashboardTexts,
         check: Callable[[], None],
     ) -> None:
         """Prepare the loop, before anything runs.
@@ -98,7 +98,7 @@ class SearchLoop:
         self._values = ObjectiveValues(self.ledger, self._spec.unit)
         self._follow_ups = FollowUps(context, self.space, time, self.ledger)
         self._told_no_time = False
-        self.dashboard = DashboardSync(context, self.ledger, texts)
+        self.dashboard = DashboardSync(context, self.ledger)
 
     def begin(self) -> None:
         """Say what is searched, and have the baseline tried first, unless that was done before."""
@@ -207,7 +207,7 @@ class SearchLoop:
         """Fail the trials that were asked for after the search had ended."""
         for trial in self._recover():
             reason = AttemptResult(AttemptState.ERROR, "asked for after the search had ended")
-            self.ledger.tell(trial.number, reason, "Not run: the search had ended.")
+            tell_result(self.ledger, trial.number, reason, "Not run: the search had ended.")
 
     def _run_baseline_again(self, executor: TrialExecutor, *, searching: bool) -> bool:
         """Launch another run of the baseline if one is due; return whether it was launched.
@@ -354,7 +354,8 @@ class SearchLoop:
         told = level.applied(result)
         note = self.dashboard.trial_note(attempt, told, level)
         value = self._values.of(told, self._context.attempts())
-        self.ledger.tell(attempt.trial, told, note, level.doubted(error_of(result)), value=value)
+        error = level.doubted(error_of(result))
+        tell_result(self.ledger, attempt.trial, told, note, standard_error=error, value=value)
 
     def _recover(self) -> list[FrozenTrial]:
         """Tell what was recorded but not told; return trials that were asked for but not run."""
@@ -377,7 +378,7 @@ class SearchLoop:
         except (Exhausted, ValueError) as error:
             why = str(error) or "its values were tried, or are not allowed"
             reason = AttemptResult(AttemptState.ERROR, f"no configuration of this study: {why}")
-            self.ledger.tell(trial.number, reason, f"Not run: {why}.")
+            tell_result(self.ledger, trial.number, reason, f"Not run: {why}.")
         else:
             yield complete
 

@@ -13,6 +13,7 @@ from autotune.worker.protocol import TrialReport, TrialRequest
 from launchers import Slot
 from search_spaces.constraints import why_not_taken_over
 from storage import (
+    COMPARED_RUNS,
     TRIAL_RUNS,
     AttemptResult,
     AttemptState,
@@ -22,11 +23,6 @@ from storage import (
     StoredAttempt,
 )
 
-SEARCHING = TRIAL_RUNS
-"""Purposes of attempts that take over warm workers where they can. The noise is that of trials
-as they are: where these take over workers, the baseline does as well."""
-_COMPARED = (Purpose.CONFIRM, Purpose.REPEAT, Purpose.ABLATION)
-"""Purposes of attempts that are compared only if they ran in one environment."""
 _CONCLUSIVE_IF_WARM = (
     AttemptState.COMPLETE,
     AttemptState.PRUNED,
@@ -118,7 +114,7 @@ class SlotPool:
         anew whenever the launcher is opened. Of equal slots it is the first, hence the same devices.
         """
 
-        home = self._home() if purpose in _COMPARED else None
+        home = self._home() if purpose in COMPARED_RUNS else None
 
         def preference(number: int) -> tuple[int, bool, int]:
             return self._cost(purpose, knobs, number), self._is_away(number, home), number
@@ -136,7 +132,7 @@ class SlotPool:
     def _cost(self, purpose: Purpose, knobs: dict[str, Any], number: int) -> int:
         """Return how many groups of processes are launched or ended for a run on a slot."""
         waiting = self._slots[number].warm_knobs
-        if waiting is None or purpose not in SEARCHING:
+        if waiting is None or purpose not in TRIAL_RUNS:
             return 1
         return 2 if why_not_taken_over(waiting, knobs) else 0
 

@@ -18,10 +18,11 @@ from scipy import special
 
 from autotune.analysis.wording import share_text
 from autotune.config import BudgetSpec, StudySpec
-from autotune.search.observations import NORMAL_95, value_of
+from autotune.search.observations import NORMAL_95
 from autotune.search.performance_model import Prediction
 from autotune.search.policy import SEARCH
-from storage import Attempts, AttemptState, Purpose, SearchEndCause
+from autotune.search.trial_attributes import end_of, value_of
+from storage import SEARCH_RUNS, Attempts, AttemptState, Purpose, SearchEndCause
 
 Predict = Callable[[list[FrozenTrial]], Prediction | None]
 """Prediction of the sampler's model from trials; None without a model, or with too few trials."""
@@ -66,7 +67,7 @@ class Budget:
 
     def _device_hours(self, begun: Sequence[FrozenTrial], attempts: Attempts) -> float:
         """Return what the search has spent, and what its running trials usually take."""
-        searching = attempts.of(Purpose.SEARCH, Purpose.PAIRED, Purpose.CALIBRATE, Purpose.FIT)
+        searching = attempts.of(*SEARCH_RUNS, Purpose.FIT)
         spent = sum(a.result.wall_seconds for a in searching)
         running = sum(trial.state == TrialState.RUNNING for trial in begun)
         spent += running * usual_seconds(attempts)
@@ -85,7 +86,7 @@ def _all_fail(ended: Sequence[FrozenTrial]) -> str:
     A few errors show it. A trial that is out of memory, or has no step in its time, leaves hope that
     another one runs, so it takes more of these.
     """
-    failed = (trial.user_attrs.get("end") in _FAILURES for trial in ended)
+    failed = (end_of(trial) in _FAILURES for trial in ended)
     if len(ended) >= SEARCH.broken_after and all(failed):
         return "every trial ends in an error"
     if len(ended) >= SEARCH.hopeless_after and all(value_of(trial) is None for trial in ended):

@@ -25,9 +25,7 @@ from autotune.study.pairing import Residency, lost_interleaved
 from autotune.study.stopping import SearchEnd
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from search_spaces.words import Knobs
-from storage import Attempts, Purpose, SearchEndCause
-
-_OF_SEARCH = (Purpose.SEARCH, Purpose.PAIRED, Purpose.CALIBRATE)
+from storage import SEARCH_RUNS, Attempts, SearchEndCause
 
 
 class TimeBudget:
@@ -242,7 +240,7 @@ class TimeBudget:
         """
         if self._wall_time is None or not self._no_time(attempts):
             return None
-        own = attempts.of(*_OF_SEARCH).of_baseline().recorded()
+        own = attempts.of(*SEARCH_RUNS).of_baseline().recorded()
         runs, allowed = own.complete(), self._context.setup.spec.measurement.baseline_runs
         most_undisturbed = 2 * sum(run.result.contended for run in runs) < len(runs)
         if not runs or most_undisturbed or len(own) >= min(SEARCH.disturbed_runs, allowed):

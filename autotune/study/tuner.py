@@ -10,7 +10,6 @@ from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import duration
 from autotune.errors import BadInput, LauncherError, StaleLease
 from autotune.study.context import StudyContext
-from autotune.study.dashboard_sync import DashboardTexts
 from autotune.study.executor import TrialExecutor
 from autotune.study.finals import Finals
 from autotune.study.initial_trials import InitialTrials
@@ -58,16 +57,14 @@ class Signals:
 class Tuner:
     """Course of a study, from wherever its records stand to its verdict."""
 
-    def __init__(self, context: StudyContext, signals: Signals, texts: DashboardTexts) -> None:
+    def __init__(self, context: StudyContext, signals: Signals) -> None:
         self._context = context
         self._spec = context.setup.spec
         self._signals = signals
         self._time = TimeBudget(context)
         self._pool = SlotPool(context)
         self._planner = RunPlanner(context, self._pool)
-        self._search = SearchLoop(
-            context, self._planner, self._pool, self._time, texts, signals.check
-        )
+        self._search = SearchLoop(context, self._planner, self._pool, self._time, signals.check)
         self.dashboard = self._search.dashboard
 
     def run(self) -> Verdict:

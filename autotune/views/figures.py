@@ -167,7 +167,7 @@ class Runs:
         count: of those with a result, each of one configuration: a round has several.
     """
 
-    purpose: str
+    purpose: Purpose
     count: int
     seconds: float
 
@@ -672,7 +672,7 @@ class _Collector:
         for purpose, several in by_purpose.items():
             seconds = sum(a.result.wall_seconds for a in several)
             if count := sum(a.recorded for a in several):
-                yield Runs(purpose.value, count, seconds)
+                yield Runs(purpose, count, seconds)
 
     @cached_property
     def _environments(self) -> tuple[Mapping[str, Any], ...]:

@@ -27,9 +27,11 @@ from autotune.views.figure_text import (
     times,
 )
 from autotune.views.outlook import outlook
+from autotune.views.purposes import PHASES, PURPOSES
 from autotune.views.terminal import plain
 from autotune.views.trust import RESTLESS
 from storage import (
+    SEARCH_RUNS,
     AttemptFeed,
     Attempts,
     AttemptState,
@@ -51,23 +53,6 @@ _RULER = (0.85, 1.45, 21)
 """Lowest and highest ratio that the strip beside a round has at least, and its columns."""
 _WIDE = 100
 """Columns from which on a round has a strip."""
-
-_PHASES = ("look", "search", "check", "prove", "explain")
-_PHASE_OF = {
-    Purpose.FIT: "look",
-    Purpose.SEARCH: "search",
-    Purpose.PAIRED: "search",
-    Purpose.CALIBRATE: "search",
-    Purpose.REFERENCE: "check",
-    Purpose.AUTOCAST: "check",
-    Purpose.NUMERICS: "check",
-    Purpose.EPOCHS: "check",
-    Purpose.LONGEST: "check",
-    Purpose.CONFIRM: "prove",
-    Purpose.REPEAT: "prove",
-    Purpose.ABLATION: "explain",
-    Purpose.SOAK: "explain",
-}
 
 
 @dataclass(frozen=True)
@@ -96,9 +81,9 @@ class LiveMoment:
         last = open_[-1] if open_ else self.attempts.last
         if last is None:
             return "look"
-        if last.purpose == Purpose.PROFILE:
-            return "explain" if self.rounds else "look"
-        return _PHASE_OF[last.purpose]
+        if last.purpose == Purpose.PROFILE and self.rounds:
+            return "explain"
+        return PURPOSES[last.purpose].phase
 
     @property
     def baseline(self) -> int | None:
@@ -209,9 +194,9 @@ def _head(moment: LiveMoment, width: int) -> Iterator[Text]:
 
 
 def _phases(moment: LiveMoment) -> Text:
-    at = _PHASES.index(moment.phase)
+    at = PHASES.index(moment.phase)
     line = Text(" ")
-    for place, phase in enumerate(_PHASES):
+    for place, phase in enumerate(PHASES):
         if place < at:
             line.append(f"✓ {phase}   ", "green")
         elif place == at:
@@ -262,7 +247,7 @@ def _below_trials(
         yield Text(f" Nothing was seen to be {terms.better} than yours yet.")
     else:
         yield Text(" Nothing has been compared with yours yet.")
-    own = moment.attempts.of(Purpose.SEARCH, Purpose.PAIRED, Purpose.CALIBRATE).of_baseline()
+    own = moment.attempts.of(*SEARCH_RUNS).of_baseline()
     yield from _restless(moment, [run.result.rate for run in own])
 
 

@@ -8,6 +8,7 @@ from autotune.analysis.standing import Present
 from autotune.analysis.wording import counted, duration
 from autotune.config import StudySpec
 from autotune.measurement.policy import PROOF
+from autotune.views.purposes import PURPOSES
 from storage import TRAJECTORIES, Purpose, SlotHealth, StoredAttempt, StoredStudy
 
 _SECONDS_PER_HOUR = 3600.0
@@ -16,23 +17,6 @@ _MOST_SHOWN = 4
 
 _IN_TURN = (Purpose.CONFIRM, Purpose.ABLATION, Purpose.SOAK)
 """Purposes whose attempts of a round take turns in one run."""
-
-_PHASES = {
-    Purpose.FIT: "looking for the largest micro-batch",
-    Purpose.PROFILE: "looking at what a step is made of",
-    Purpose.SEARCH: "searching",
-    Purpose.PAIRED: "searching, beside the baseline",
-    Purpose.CALIBRATE: "measuring the noise between runs",
-    Purpose.REPEAT: "measuring your configuration once more, whose runs lie apart",
-    Purpose.REFERENCE: "checking numerics: the reference",
-    Purpose.AUTOCAST: "checking numerics: how far rounding deviates gradients",
-    Purpose.NUMERICS: "checking numerics",
-    Purpose.CONFIRM: "confirming",
-    Purpose.EPOCHS: "looking at short epochs",
-    Purpose.LONGEST: "looking whether the longest samples fit",
-    Purpose.SOAK: "running for minutes what was chosen, and the baseline",
-    Purpose.ABLATION: "measuring what each knob brings",
-}
 
 
 @dataclass(frozen=True)
@@ -96,7 +80,7 @@ def _doing(run: Sequence[StoredAttempt], usual: Mapping[str, float], now: float)
     """Return what a run does, since when, and how long the turns of its attempts usually take."""
     paired = any(one.purpose == Purpose.PAIRED for one in run)
     one = run[0]
-    what = _PHASES[Purpose.PAIRED if paired else one.purpose]
+    what = PURPOSES[Purpose.PAIRED if paired else one.purpose].doing
     round_ = f"round {one.round}, " if one.round and not paired else ""
     takes = sum(usual.get(each.purpose, 0.0) for each in run)
     usually = f", usually {duration(takes)}" if takes else ""

@@ -17,6 +17,7 @@ from autotune.config import StudySpec, withheld
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import MIB, Known, over_yours, ratio_text, short_ratio, times
 from autotune.views.outlook import outlook
+from autotune.views.purposes import PURPOSES
 from storage import (
     TRAJECTORIES,
     UNTIMED,
@@ -33,14 +34,6 @@ from storage import (
 )
 
 _CHECKED = {AttemptState.COMPLETE: "ok", AttemptState.REFUSED: "refused:"}
-_CHECKS = {
-    Purpose.REFERENCE: "numerics: fp32 reference",
-    Purpose.AUTOCAST: "numerics: rounding of bf16",
-    Purpose.NUMERICS: "numerics: loss against fp32",
-    Purpose.PROFILE: "profile",
-    Purpose.EPOCHS: "short epochs",
-    Purpose.LONGEST: "the longest samples",
-}
 _NO_NUMBER = "-"
 _A_PAIR = 2
 """Members of a round that does not choose: one finalist and the baseline."""
@@ -165,7 +158,7 @@ class ProgressLines:
         head, what = self._label(attempt, trial)
         result = attempt.result
         if attempt.purpose in UNTIMED:
-            return f"{head}  {what}  {self._state(attempt, attempts)}  {result.cause}".rstrip()
+            return f"{head}  {what}{self._state(attempt, attempts)}  {result.cause}".rstrip()
         if result.rate is None:
             return f"{head}  {what}{end_in_words(result.state)}  {result.cause}".rstrip()
         rate = f"{quantity(result.rate)} {self._unit}"
@@ -192,21 +185,17 @@ class ProgressLines:
     @staticmethod
     def _label(attempt: StoredAttempt, searched: Mapping[str, Any]) -> tuple[str, str]:
         """Return kind and number of an attempt's event, and what else names it."""
-        trial, round_, purpose = attempt.trial, attempt.round, attempt.purpose
-        if purpose in (Purpose.CALIBRATE, Purpose.REPEAT):
-            return f"{'again':8} {trial:>3}", "yours  "
+        purpose, words = attempt.purpose, PURPOSES[attempt.purpose]
+        number, what = attempt.trial, words.what
         if purpose == Purpose.ABLATION:
             back = [name for name, value in attempt.knobs.items() if value != searched.get(name)]
             less = f"without {', '.join(back)}" if back else "as it is"
-            return f"{'ablation':8} {round_:>3}", f"trial {trial} {less}  "
-        if purpose == Purpose.SOAK:
-            return f"{'soak':8} {trial:>3}", ""
-        if purpose == Purpose.FIT:
-            return f"{'check':8} {trial:>3}", f"micro-batch {attempt.knobs['micro_batch']}"
-        if purpose in _CHECKS:
-            seed = f", seed {round_ + 1}" if purpose in TRAJECTORIES and round_ else ""
-            return f"{'check':8} {trial:>3}", f"{_CHECKS[purpose]}{seed}"
-        return f"{'trial':8} {trial:>3}", ""
+            number, what = attempt.round, f"trial {attempt.trial} {less}"
+        elif purpose == Purpose.FIT:
+            what = f"micro-batch {attempt.knobs['micro_batch']}"
+        elif purpose in TRAJECTORIES and attempt.round:
+            what += f", seed {attempt.round + 1}"
+        return f"{words.event:8} {number:>3}", f"{what}  " if what else ""
 
     @staticmethod
     def _message(message: StoredMessage) -> str:

@@ -16,6 +16,7 @@ from autotune.views.figure_text import (
     times,
 )
 from autotune.views.figures import Job, StudyFigures
+from autotune.views.purposes import PURPOSES
 from autotune.views.running import Conditions, Running
 from autotune.views.tables import (
     MOST_OF_CAUSE,
@@ -31,7 +32,7 @@ from autotune.views.tables import (
 from autotune.views.trust import Trust
 from autotune.views.verdict_text import memory_facts
 from search_spaces.knob import written
-from storage import StoredNoise
+from storage import Purpose, StoredNoise
 
 TRUST = {Trust.MEASURED: "Measured", Trust.CARE: "With care", Trust.OPEN: "Not known"}
 _MILLI, _PER_TERA = 1e3, 1e-12
@@ -46,23 +47,6 @@ STAGES = {
     Stage.OPEN: "The last round, which is not complete",
 }
 """Title of the rounds of each stage."""
-PURPOSES = {
-    "search": "trials of the search",
-    "paired": "yours beside a trial",
-    "calibrate": "yours again",
-    "reference": "numerics: the fp32 reference",
-    "autocast": "numerics: rounding of bf16",
-    "numerics": "numerics: losses against it",
-    "confirm": "runs of the rounds",
-    "repeat": "yours in more processes",
-    "soak": "runs for minutes",
-    "ablation": "one change taken back",
-    "profile": "profiles of a step",
-    "fit": "largest micro-batch",
-    "epochs": "short epochs",
-    "longest": "longest samples",
-}
-"""Name of each purpose of attempts in words."""
 
 
 def rounds(figures: StudyFigures) -> ReportSection:
@@ -224,14 +208,14 @@ def tied(one: Contribution) -> str:
 def why_no_contributions(figures: StudyFigures) -> str:
     """Return why it is not known what each change of the recommendation brings."""
     runs = {one.purpose: one for one in figures.runs}
-    if "ablation" in runs:
+    if Purpose.ABLATION in runs:
         return "Not known: no variant of the winner ran in the same round as the winner itself."
     if figures.provisional:
         return "Not measured yet."
     if not figures.contribution_rounds:
         return "Not measured: `measurement.ablation_rounds` is 0."
     several = 1 + len(figures.answer.changes)
-    confirmed = runs.get("confirm")
+    confirmed = runs.get(Purpose.CONFIRM)
     each = confirmed.seconds / confirmed.count if confirmed else 0.0
     seconds = figures.contribution_rounds * several * each
     return (
@@ -296,9 +280,7 @@ def measurement(figures: StudyFigures) -> ReportSection:
         sum(one.count for one in figures.runs),
         sum(one.seconds for one in figures.runs),
     )
-    runs = [
-        (PURPOSES.get(one.purpose, one.purpose), one.count, one.seconds) for one in figures.runs
-    ]
+    runs = [(PURPOSES[one.purpose].name, one.count, one.seconds) for one in figures.runs]
     rows = [Row((name, str(count), duration(seconds))) for name, count, seconds in [*runs, totals]]
     rows[-1] = replace(rows[-1], css="sum")
     job = figures.job

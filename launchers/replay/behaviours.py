@@ -4,14 +4,12 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable
-from typing import Any
 
 from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay.answers import Answer, Behaviour, Launch
 from launchers.replay.tables import COMPLETE, SECONDS, STATE, THROUGHPUT, Row, Table
 from search_spaces import CATALOGUE
 
-_SECONDS_PER_HOUR = 3600.0
 _COMPILE = CATALOGUE["compile"]
 _UNCOMPILED = {name: CATALOGUE[name].default for name in ("compile", "compile_scope")}
 
@@ -94,46 +92,21 @@ def noisy(
     *,
     run: float = 0.0,
     block: float = 0.0,
-    drift_per_hour: float = 0.0,
     interleaved: float | None = None,
 ) -> Behaviour:
-    """Return a behaviour with run-to-run noise, block noise and drift.
+    """Return a behaviour with run-to-run noise and block noise.
 
     Args:
         run: relative standard deviation between launches of one configuration.
         block: relative standard deviation between blocks within a launch.
-        drift_per_hour: relative change of all rates in an hour of virtual time.
         interleaved: like `run`, for interleaved launches; None: the same value.
     """
     beside = run if interleaved is None else interleaved
 
     def changed(launch: Launch) -> Answer:
         answer = behaviour(launch)
-        drift = drift_per_hour * launch.at / _SECONDS_PER_HOUR
         sigma = beside if launch.request.interleaved else run
-        rate = answer.rate * math.exp(launch.draw.gauss(0.0, sigma) + drift)
+        rate = answer.rate * math.exp(launch.draw.gauss(0.0, sigma))
         return dataclasses.replace(answer, rate=rate, block_sigma=block)
-
-    return changed
-
-
-def where(behaviour: Behaviour, condition: Callable[[Launch], bool], **changes: Any) -> Behaviour:
-    """Return a behaviour whose answer differs in these fields for launches that meet the condition.
-
-    Examples: failures, lost agents, a long start-up, another loss.
-    """
-
-    def changed(launch: Launch) -> Answer:
-        answer = behaviour(launch)
-        return dataclasses.replace(answer, **changes) if condition(launch) else answer
-
-    return changed
-
-
-def drawing(behaviour: Behaviour, watts: Callable[[Knobs], float]) -> Behaviour:
-    """Return a behaviour whose devices draw this power together, by the configuration."""
-
-    def changed(launch: Launch) -> Answer:
-        return dataclasses.replace(behaviour(launch), watts=watts(launch.knobs))
 
     return changed

@@ -21,10 +21,11 @@ import psutil
 import pytest
 
 from autotune.worker.protocol import Outcome
-from launchers.replay.behaviours import noisy, where
+from launchers.replay.behaviours import noisy
 from storage import Database, StoredAttempt
 from tests.control.replayed import PLAIN, Replayed
 from tests.support import steering
+from tests.support.behaviours import where
 from tests.support.browsing import open_browser
 from tests.support.postgres import bring_back, own_server
 from tests.support.steering import autotune

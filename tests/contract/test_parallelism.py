@@ -275,7 +275,7 @@ def test_the_numerics_gate_compares_what_is_shared_out(
             factory="autotune.workloads.gpt:build",
             args=GPT,
         )
-        judge = TrajectoryMonitor()
+        judge = TrajectoryMonitor(None, formats=(), earlier=(), rounding=())
         result = judge.result(slot.run_solo(spread(asked), judge))
         assert result.state == "COMPLETE", (result.cause, result.log_tail)
         found.append(trajectory([block.block for block in judge.seen]))
@@ -301,7 +301,7 @@ def test_replicas_stay_alike(slot: Slot, tmp_path: Path, changes: dict[str, Any]
         factory="autotune.workloads.gpt:build",
         args=GPT,
     )
-    judge = TrajectoryMonitor()
+    judge = TrajectoryMonitor(None, formats=(), earlier=(), rounding=())
     result = judge.result(slot.run_solo(asked, judge))
     assert result.state == "COMPLETE", (result.cause, result.log_tail)
     blocks = [block.block for block in judge.seen]

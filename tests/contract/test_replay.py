@@ -11,7 +11,7 @@ import pytest
 from autotune.errors import BadInput
 from autotune.worker.protocol import BlockPlan, BlockReport, Outcome, Timeouts, TrialRequest
 from launchers.replay import ENVIRONMENT, Answer, Launch, ReplayLauncher
-from launchers.replay.behaviours import noisy, recorded, running_at, where
+from launchers.replay.behaviours import noisy, recorded, running_at
 from launchers.replay.tables import (
     SECONDS,
     STATE,
@@ -22,7 +22,7 @@ from launchers.replay.tables import (
     write_table,
 )
 from search_spaces import defaults
-from tests.support.behaviours import within_memory
+from tests.support.behaviours import drifting, where, within_memory
 from tests.support.trials import trial
 
 ENDLESS = 10**9
@@ -207,7 +207,7 @@ def test_noise_depends_on_seed_knobs_and_launch_and_on_nothing_else() -> None:
 
 
 def test_drift_goes_by_virtual_time() -> None:
-    slowing = noisy(where(PLAIN, lambda _: True, startup=3600.0), drift_per_hour=-0.1)
+    slowing = drifting(where(PLAIN, lambda _: True, startup=3600.0), per_hour=-0.1)
     launcher = ReplayLauncher(slowing)
     first, second = (rate_of(launcher, f"1/{number}-search-1/1") for number in range(2))
     assert second / first == pytest.approx(math.exp(-0.1), rel=1e-3)

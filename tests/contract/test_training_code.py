@@ -91,7 +91,7 @@ def test_a_loss_scale_is_taken_off_before_gradients_are_clipped(slot: Slot, tmp_
 def test_a_trajectory_tells_the_gradients_norm_before_it_is_clipped(
     slot: Slot, tmp_path: Path, own: bool
 ) -> None:
-    judge = TrajectoryMonitor()
+    judge = TrajectoryMonitor(None, formats=(), earlier=(), rounding=())
     result = judge.result(
         slot.run_solo(asked(tmp_path, own=own, trajectory=PROOF.most_steps), judge)
     )

@@ -14,9 +14,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.search.sampling import sampler
 from autotune.search.space import Space
+from autotune.search.trial_attributes import OUT_OF_MEMORY
+from autotune.study.telling import tell_result
 from search_spaces import Facts, defaults
 from storage import AttemptResult, Database, TrialLedger
-from storage.trials import OUT_OF_MEMORY
 
 KNOBS: dict[str, BaseDistribution] = {
     "micro_batch": CategoricalDistribution([1, 2, 4, 8]),
@@ -137,7 +138,7 @@ class TestAsking:
         ledger.ask(KNOBS)
         open_ledger().enqueue(BASELINE, "baseline")
         throughput = None if state == "OOM" else 5.0
-        ledger.tell(0, AttemptResult(state, throughput=throughput), "note")
+        tell_result(ledger, 0, AttemptResult(state, throughput=throughput), "note")
         open_ledger().enqueue(BASELINE, "baseline")
         assert len(ledger.trials()) == 1
 
@@ -147,7 +148,7 @@ class TestAsking:
     ) -> None:
         ledger.enqueue(BASELINE, "baseline")
         ledger.ask(KNOBS)
-        ledger.tell(0, AttemptResult(state), "note")
+        tell_result(ledger, 0, AttemptResult(state), "note")
         for _ in range(2):
             open_ledger().enqueue(BASELINE, "baseline")
         assert [trial.state.name for trial in ledger.trials()] == [told, "WAITING"]
@@ -181,7 +182,7 @@ class TestAsking:
         while chosen.has_more(ledger.trials()):
             asked = ledger.ask(space.distributions())
             assert asked.number < 4
-            ledger.tell(asked.number, AttemptResult("COMPLETE", throughput=1.0), "")
+            tell_result(ledger, asked.number, AttemptResult("COMPLETE", throughput=1.0), "")
 
         successor = open_ledger(sampler("random", space, 1))
         assert [trial.state for trial in everything(successor)] == [TrialState.COMPLETE] * 4
@@ -244,7 +245,7 @@ class TestHalfAsked:
         half = ledger.ask({"precision": KNOBS["precision"]})
         successor = open_ledger()
         completed(successor, half, KNOBS)
-        successor.tell(half.number, AttemptResult("COMPLETE", throughput=3.0), "")
+        tell_result(successor, half.number, AttemptResult("COMPLETE", throughput=3.0), "")
         assert everything(ledger)[0].value == 3.0
 
 
@@ -262,7 +263,7 @@ class TestTelling:
         self, ledger: TrialLedger, open_ledger: Open
     ) -> None:
         params = ledger.ask(KNOBS).params
-        ledger.tell(0, FULL, "### COMPLETE\n- ünïcode 🚀")
+        tell_result(ledger, 0, FULL, "### COMPLETE\n- ünïcode 🚀")
         for reader in (ledger, open_ledger()):
             [trial] = everything(reader)
             assert trial.state is TrialState.COMPLETE
@@ -280,7 +281,7 @@ class TestTelling:
     def test_a_pruned_trial_carries_its_throughput(self, ledger: TrialLedger) -> None:
         ledger.ask(KNOBS)
         result = AttemptResult("PRUNED", "cannot catch up", throughput=7.5, half_width=0.1)
-        ledger.tell(0, result, "slow")
+        tell_result(ledger, 0, result, "slow")
         [trial] = everything(ledger)
         assert trial.state is TrialState.PRUNED
         assert trial.value == 7.5
@@ -289,13 +290,15 @@ class TestTelling:
 
     def test_a_pruned_trial_without_a_figure_has_none(self, ledger: TrialLedger) -> None:
         ledger.ask(KNOBS)
-        ledger.tell(0, AttemptResult("PRUNED"), "")
+        tell_result(ledger, 0, AttemptResult("PRUNED"), "")
         [trial] = everything(ledger)
         assert (trial.state, trial.value) == (TrialState.PRUNED, None)
 
     def test_out_of_memory_is_pruned_and_violates_the_constraint(self, ledger: TrialLedger) -> None:
         ledger.ask(KNOBS)
-        ledger.tell(0, AttemptResult("OOM", "CUDA out of memory", peak_bytes=2**36), "too large")
+        tell_result(
+            ledger, 0, AttemptResult("OOM", "CUDA out of memory", peak_bytes=2**36), "too large"
+        )
         [trial] = everything(ledger)
         assert (trial.state, trial.value) == (TrialState.PRUNED, None)
         assert trial.constraints == {OUT_OF_MEMORY: 1.0}
@@ -306,7 +309,9 @@ class TestTelling:
     @pytest.mark.parametrize("state", ["CRASH", "HANG", "ERROR"])
     def test_a_failure_fails(self, ledger: TrialLedger, state: str) -> None:
         ledger.ask(KNOBS)
-        ledger.tell(0, AttemptResult(state, "rank 1: ValueError: no", throughput=None), "broken")
+        tell_result(
+            ledger, 0, AttemptResult(state, "rank 1: ValueError: no", throughput=None), "broken"
+        )
         [trial] = everything(ledger)
         assert (trial.state, trial.value) == (TrialState.FAIL, None)
         assert trial.user_attrs == {"end": state, "cause": "rank 1: ValueError: no"}
@@ -317,17 +322,17 @@ class TestTelling:
         self, ledger: TrialLedger, state: str
     ) -> None:
         ledger.ask(KNOBS)
-        ledger.tell(0, AttemptResult(state, throughput=1.0), "")
+        tell_result(ledger, 0, AttemptResult(state, throughput=1.0), "")
         assert all(value <= 0 for value in everything(ledger)[0].constraints.values())
 
     def test_telling_twice_changes_nothing(self, ledger: TrialLedger, open_ledger: Open) -> None:
         ledger.ask(KNOBS)
-        ledger.tell(0, FULL, "first")
+        tell_result(ledger, 0, FULL, "first")
         before = everything(ledger)
         other = AttemptResult("OOM", "another story", throughput=1.0, peak_bytes=7)
         for teller in (ledger, open_ledger()):
-            teller.tell(0, other, "second")
-            teller.tell(0, FULL, "third")
+            tell_result(teller, 0, other, "second")
+            tell_result(teller, 0, FULL, "third")
         assert everything(open_ledger()) == before
         assert note_of(open_ledger(), 0) == "first"
 
@@ -339,7 +344,7 @@ class TestTelling:
         half = Trial(ledger._study, asked._trial_id)
         half.set_user_attr("end", "COMPLETE")
         optuna_dashboard.save_note(half, "half")
-        open_ledger().tell(0, FULL, "whole")
+        tell_result(open_ledger(), 0, FULL, "whole")
         [trial] = everything(ledger)
         assert (trial.state, trial.value) == (TrialState.COMPLETE, FULL.throughput)
         assert note_of(ledger, 0) == "whole"
@@ -349,7 +354,7 @@ class TestTelling:
             ledger.ask(KNOBS)
         for number in (2, 0, 3):
             result = AttemptResult("COMPLETE", throughput=float(number))
-            ledger.tell(number, result, f"trial {number}")
+            tell_result(ledger, number, result, f"trial {number}")
         trials = everything(ledger)
         assert [trial.value for trial in trials] == [0.0, None, 2.0, 3.0]
         assert trials[1].state is TrialState.RUNNING
@@ -358,7 +363,9 @@ class TestTelling:
     @pytest.mark.parametrize("strange", ["\0", "\udc80", "<b>&", "x" * 5000], ids=range(4))
     def test_a_cause_may_hold_anything(self, ledger: TrialLedger, strange: str) -> None:
         ledger.ask(KNOBS)
-        ledger.tell(0, AttemptResult("ERROR", f"before{strange}after"), f"before{strange}after")
+        tell_result(
+            ledger, 0, AttemptResult("ERROR", f"before{strange}after"), f"before{strange}after"
+        )
         [trial] = everything(ledger)
         assert trial.state is TrialState.FAIL
         for kept in (trial.user_attrs["cause"], note_of(ledger, 0)):
@@ -375,7 +382,7 @@ class TestTelling:
 
             def tell(ledger: TrialLedger, number: int = number, b: threading.Barrier = barrier):
                 b.wait(30)
-                ledger.tell(number, FULL, "note")
+                tell_result(ledger, number, FULL, "note")
 
             with ThreadPoolExecutor(2) as pool:
                 assert list(pool.map(tell, ledgers)) == [None, None]

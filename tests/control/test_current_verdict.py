@@ -27,9 +27,10 @@ from autotune.views.recompute import current_verdict, recomputed_verdict
 from autotune.views.verdict_text import text_of
 from autotune.worker.protocol import Outcome
 from launchers.replay import Behaviour, Launch
-from launchers.replay.behaviours import noisy, where
+from launchers.replay.behaviours import noisy
 from storage import Repository, StoredAttempt
 from tests.control.replayed import PLAIN, Replayed
+from tests.support.behaviours import where
 from tests.support.records import Records
 from tests.support.steering import ask
 

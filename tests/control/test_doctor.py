@@ -13,9 +13,9 @@ from autotune.standalone import doctor
 from autotune.standalone.doctor import _knobs, shared_memory, watch_of_devices
 from autotune.worker.protocol import Outcome
 from launchers.replay import Launch, ReplayLauncher
-from launchers.replay.behaviours import where
 from launchers.replay.launcher import ENVIRONMENT
 from tests.control.replayed import PLAIN
+from tests.support.behaviours import where
 from tests.support.steering import ask
 
 FLAGS = {

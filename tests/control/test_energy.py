@@ -19,12 +19,12 @@ from autotune.views.page import page
 from autotune.views.trackers import metrics
 from autotune.views.trust import Trust
 from autotune.worker.protocol import Knobs
-from launchers.replay.behaviours import drawing, noisy, running_at
+from launchers.replay.behaviours import noisy, running_at
 from launchers.replay.launcher import ENVIRONMENT
 from storage import AttemptState
 from tests.control.replayed import Replayed, rate
 from tests.control.shown import answered, texts_of, words
-from tests.support.behaviours import by_utilisation
+from tests.support.behaviours import by_utilisation, drawing
 
 FREE: dict[str, Any] = {"global_batch_size": "free"}
 ENERGY: dict[str, Any] = {"metric": "samples_per_joule", **FREE}

@@ -40,18 +40,20 @@ from autotune.views.markdown_report import report_of
 from autotune.views.page import page
 from autotune.views.page_charts import trials_chart
 from autotune.views.progress import ProgressLines
+from autotune.views.purposes import PHASES, PURPOSES
 from autotune.views.search_sections import expected_ratio, reason_text
-from autotune.views.sections import PURPOSES, STAGES, stage_title, step_note
+from autotune.views.sections import STAGES, stage_title, step_note
 from autotune.views.trackers import metrics
 from autotune.views.trust import Evidence, Point, Trust, points
 from autotune.views.verdict_text import text_of
 from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import Answer, Launch
-from launchers.replay.behaviours import noisy, running_at, where
+from launchers.replay.behaviours import noisy, running_at
 from search_spaces.knob import written
 from storage import Attempts, AttemptState, ChoiceReason, Database, Purpose, SearchEndCause
 from tests.control.replayed import PLAIN, Replayed, rate
 from tests.control.shown import answered, texts_of, words
+from tests.support.behaviours import where
 from tests.support.states import STATES, WHOLE, tuned
 from tests.support.steering import ask
 from tests.support.waiting import wait_for
@@ -407,13 +409,14 @@ def test_page_begins_with_when_it_was_measured(played: Replayed) -> None:
             assert f"2026-11-27 14:02 to {told} UTC" in text
 
 
-def test_every_purpose_has_a_name_in_words() -> None:
-    assert set(PURPOSES) == set(Purpose)
+def test_every_purpose_has_words() -> None:
+    assert PURPOSES.keys() == set(Purpose)
+    assert {words.phase for words in PURPOSES.values()} == set(PHASES)
 
 
 def test_long_runs_are_told_in_hours(played: Replayed) -> None:
     figures = tuned(played)
-    shown = dataclasses.replace(figures, runs=(Runs("search", 100, 360_000.0),))
+    shown = dataclasses.replace(figures, runs=(Runs(Purpose.SEARCH, 100, 360_000.0),))
     assert "100 4.2 days" in " ".join(words(page(shown)).split())
     assert "| trials of the search | 100 | 4.2 days |" in report_of(shown)
 

@@ -16,8 +16,9 @@ from autotune.views.recompute import recomputed_verdict
 from autotune.views.verdict_text import text_of
 from autotune.worker.protocol import Outcome
 from launchers.replay import Launch
-from launchers.replay.behaviours import noisy, running_at, where
+from launchers.replay.behaviours import noisy, running_at
 from tests.control.replayed import PLAIN, Replayed, configuration, rate
+from tests.support.behaviours import where
 
 PRECISION = {"micro_batch": [2, 4], "precision": ["fp32", "bf16"]}
 

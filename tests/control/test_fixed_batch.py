@@ -10,10 +10,10 @@ from autotune.analysis.verdict import Verdict
 from autotune.views.markdown_report import report
 from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import Launch
-from launchers.replay.behaviours import running_at, where
+from launchers.replay.behaviours import running_at
 from tests.control.replayed import PLAIN, Replayed, configuration
 from tests.control.shown import answered
-from tests.support.behaviours import within_memory
+from tests.support.behaviours import where, within_memory
 
 FIXED = {"global_batch_size": "fixed"}
 SIZES = {"micro_batch": [1, 2, 4, 8, 16, 32, 64], "accumulation_steps": [1, 2, 4, 8]}

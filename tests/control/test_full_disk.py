@@ -6,8 +6,8 @@ import pytest
 
 from autotune.worker.protocol import Outcome
 from launchers.replay import Launch
-from launchers.replay.behaviours import where
 from tests.control.replayed import PLAIN, Replayed
+from tests.support.behaviours import where
 from tests.unit.database.opening import in_private_mounts, needs_mounts
 
 NO_SPACE = "rank 0: OSError: [Errno 28] No space left on device"

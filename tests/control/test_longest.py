@@ -13,8 +13,8 @@ from autotune.views.markdown_report import report
 from autotune.views.recompute import recomputed_verdict
 from autotune.worker.protocol import Outcome
 from launchers.replay import ENVIRONMENT, Launch
-from launchers.replay.behaviours import where
 from tests.control.replayed import PLAIN, Replayed
+from tests.support.behaviours import where
 
 GIB = 2**30
 GPU = {"name": "played", "memory_bytes": 16 * GIB, "capability": [9, 0]}

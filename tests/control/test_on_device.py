@@ -13,10 +13,11 @@ from benchmarks.gpu_policy import EmptyStorage, Studied
 from benchmarks.recorded_device import RecordedDevice, read_device
 from launchers.replay import member
 from launchers.replay.answers import Answer, Launch, SpeedVariation
-from launchers.replay.behaviours import noisy, where
+from launchers.replay.behaviours import noisy
 from storage import StoredBlock
 from tests.control.replayed import Replayed
 from tests.control.shown import words
+from tests.support.behaviours import where
 
 MEASUREMENT = {"warmup": 2.0, "max_measure_time": 5.0, "block_seconds": 0.25, "ablation_rounds": 0}
 

@@ -24,9 +24,10 @@ from autotune.views.page import page
 from autotune.views.recompute import recomputed_verdict
 from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import Answer, Behaviour, Launch
-from launchers.replay.behaviours import running_at, where
+from launchers.replay.behaviours import running_at
 from storage import AttemptState
 from tests.control.replayed import Replayed
+from tests.support.behaviours import where
 
 OWN: dict[str, Any] = {
     "workload": {"script": "pretrain.py", "args": ["--tp", "2", "--recompute=none"], "samples": 8},

@@ -14,10 +14,11 @@ from autotune.views.recompute import recomputed_attempts
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from launchers.replay.answers import SpeedVariation
-from launchers.replay.behaviours import noisy, where
+from launchers.replay.behaviours import noisy
 from storage import Attempts, StoredAttempt
 from tests.control.deaths import Died, mortal, writers
 from tests.control.replayed import PLAIN, Replayed, rate
+from tests.support.behaviours import where
 
 RESTLESS = SpeedVariation(0.15, 10.0)
 SPACE = {

@@ -35,12 +35,12 @@ from autotune.views.progress import ProgressLines
 from autotune.views.queue_table import queue_of
 from autotune.worker.protocol import Outcome
 from launchers.replay import ENVIRONMENT, Answer, Launch, ReplayLauncher
-from launchers.replay.behaviours import where
 from storage import EVERY_OWNER, Database, LeaseHolder, Quota, Repository
 from storage.database import _NOW
 from storage.holders import user_name
 from storage.models import StudyRow
 from tests.control.replayed import PLAIN, Machine, Replayed
+from tests.support.behaviours import where
 from tests.support.steering import write_study
 from tests.support.waiting import wait_for
 

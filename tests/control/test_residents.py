@@ -4,10 +4,11 @@ import pytest
 
 from autotune.worker.protocol import Outcome
 from launchers.replay import Launch
-from launchers.replay.behaviours import running_at, where
+from launchers.replay.behaviours import running_at
 from storage import StoredAttempt
 from tests.control.replayed import PLAIN, Replayed
 from tests.control.test_longest import ON_GPU
+from tests.support.behaviours import where
 
 LAUNCH = 30.0
 SLOW = where(PLAIN, lambda _: True, startup=LAUNCH)

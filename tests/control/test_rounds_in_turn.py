@@ -13,11 +13,11 @@ from autotune.views import markdown_report
 from autotune.views.recompute import recomputed_attempts
 from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import ENVIRONMENT, Answer, Launch, SpeedVariation
-from launchers.replay.behaviours import noisy, running_at, where
+from launchers.replay.behaviours import noisy, running_at
 from storage import Attempts, Fault, StoredAttempt
 from tests.control.deaths import Died
 from tests.control.replayed import PLAIN, Replayed, rate
-from tests.support.behaviours import within_memory
+from tests.support.behaviours import where, within_memory
 
 SMALL = {"budget": {"trials": 3}}
 

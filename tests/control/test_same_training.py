@@ -7,8 +7,8 @@ import pytest
 
 from autotune.views.recompute import recomputed_verdict
 from launchers.replay import Launch
-from launchers.replay.behaviours import where
 from tests.control.replayed import PLAIN, Replayed
+from tests.support.behaviours import where
 
 ROWS = {"rows": 48, "contents": "a", "indices": "", "order": "o", "counted": 48, "copies": 0}
 SEEN: dict[str, Any] = {"consumed": ROWS, "unused_parameters": 0, "batch_dependent": ""}

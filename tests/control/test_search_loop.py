@@ -12,13 +12,13 @@ from autotune.config import load
 from autotune.service.submission import submit
 from autotune.worker.protocol import Knobs, Outcome
 from launchers.replay import Answer, Launch, ReplayLauncher
-from launchers.replay.behaviours import Behaviour, noisy, running_at, where
+from launchers.replay.behaviours import Behaviour, noisy, running_at
 from launchers.replay.launcher import ENVIRONMENT
 from storage import Database
 from storage.trials import TrialLedger
 from tests.control.deaths import Died, mortal
 from tests.control.replayed import MEASUREMENT, PLAIN, SPACE, Replayed, configuration, rate
-from tests.support.behaviours import within_memory
+from tests.support.behaviours import where, within_memory
 from tests.support.steering import write_study
 
 BASELINE = {"micro_batch": 2}

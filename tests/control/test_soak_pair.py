@@ -8,8 +8,9 @@ from autotune.analysis.verdict import Verdict
 from autotune.views.recompute import recomputed_verdict
 from autotune.worker.protocol import Outcome
 from launchers.replay import Behaviour, Launch
-from launchers.replay.behaviours import noisy, where
+from launchers.replay.behaviours import noisy
 from tests.control.replayed import PLAIN, Replayed
+from tests.support.behaviours import where
 
 SPACE = {"micro_batch": [1, 2, 4]}
 CALM = noisy(PLAIN, run=0.003, block=0.005)

@@ -16,9 +16,9 @@ from autotune.service.queues import VARIABLE
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
-from launchers.replay.behaviours import where
 from storage import Database, Purpose, Repository, StudyState
 from tests.control.replayed import PLAIN, Replayed
+from tests.support.behaviours import where
 from tests.support.steering import ask
 from tests.support.waiting import wait_for
 

@@ -10,9 +10,10 @@ from autotune.views import markdown_report
 from autotune.views.overview import describe, status_of
 from autotune.views.progress import ProgressLines
 from launchers.replay import Launch
-from launchers.replay.behaviours import noisy, running_at, where
+from launchers.replay.behaviours import noisy, running_at
 from storage import LeaseHolder
 from tests.control.replayed import Replayed
+from tests.support.behaviours import where
 
 SPACE = {"micro_batch": [4, 8, 16], "bucket_cap_mb": [5, 25, 100], "log_interval": [1, 10]}
 BASELINE = {"micro_batch": 8}

@@ -11,9 +11,10 @@ from autotune.analysis.wording import duration
 from autotune.measurement.policy import PROOF
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Behaviour, Launch, SpeedVariation
-from launchers.replay.behaviours import noisy, running_at, where
+from launchers.replay.behaviours import noisy, running_at
 from storage.models import StudyRow
 from tests.control.replayed import Replayed
+from tests.support.behaviours import where
 
 SPACE: dict[str, Any] = {
     "micro_batch": [2, 4, 8],

@@ -8,9 +8,10 @@ import pytest
 from autotune.views.recompute import recomputed_verdict
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Behaviour, Launch
-from launchers.replay.behaviours import noisy, where
+from launchers.replay.behaviours import noisy
 from tests.control.deaths import Died, mortal, writers
 from tests.control.replayed import Replayed
+from tests.support.behaviours import where
 
 SPACE = {"precision": ["fp32", "bf16"], "freeze_gc": [False, True], "num_workers": [0, 1, 2]}
 BASELINE = {"micro_batch": 2, "num_workers": 0}

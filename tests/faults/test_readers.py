@@ -12,6 +12,7 @@ from optuna.samplers import RandomSampler
 from autotune.config import load
 from autotune.service.queues import this_queue
 from autotune.service.submission import submit
+from autotune.study.telling import tell_result
 from storage import AttemptResult, Database, Lease, LeaseHolder, Repository, TrialLedger
 from tests.contract.storage.making import block
 from tests.support.fault_table import Tally
@@ -121,4 +122,4 @@ def write(
         attempt = repository.attempts.begin(lease, study, trial, {})
         repository.attempts.finish(lease, attempt.id, done, [block(0)])
         if trial % TRIAL_EVERY == 0:
-            ledger.tell(ledger.ask(KNOBS).number, done, "")
+            tell_result(ledger, ledger.ask(KNOBS).number, done, "")

@@ -16,9 +16,9 @@ from benchmarks import gpu_policy
 from benchmarks.recorded_device import read_device
 from launchers.replay import Answer, Behaviour, Launch
 from launchers.replay.answers import SpeedVariation
-from launchers.replay.behaviours import drawing, noisy, running_at, where
+from launchers.replay.behaviours import noisy, running_at
 from tests.control.replayed import PLAIN, Replayed, rate
-from tests.support.behaviours import by_utilisation, within_memory
+from tests.support.behaviours import by_utilisation, drawing, where, within_memory
 
 WIDTHS = (80, 120)
 """Columns of the terminals."""

@@ -18,7 +18,7 @@ def test_with_one_rival_it_is_student():
 )
 def test_the_table_of_dunnett(rivals, df, expected):
     """Dunnett 1955, table 1a, one-sided 95 %."""
-    assert critical_value(rivals, df) == pytest.approx(expected, abs=0.02)
+    assert critical_value(rivals, df, 0.95) == pytest.approx(expected, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -31,5 +31,5 @@ def test_far_out_in_the_tail_where_the_first_of_many_looks_is(rivals, df, sure, 
 
 
 def test_nothing_to_compare_with_and_nothing_known():
-    assert critical_value(0, 5) == 0.0
-    assert critical_value(2, 0) == np.inf
+    assert critical_value(0, 5, 0.95) == 0.0
+    assert critical_value(2, 0, 0.95) == np.inf

@@ -8,7 +8,7 @@ from optuna.trial import TrialState
 
 from autotune.search.failure_models import FaultModel
 from autotune.search.grid import Grid
-from autotune.search.performance_model import OUT_OF_MEMORY, PerformanceModelSampler
+from autotune.search.performance_model import PerformanceModelSampler
 
 SPACE = {name: CategoricalDistribution([0, 1, 2]) for name in ("a", "b", "c", "d")}
 GRID = Grid(SPACE)
@@ -87,7 +87,6 @@ def test_a_pair_of_values_that_fails_is_soon_left_alone(seed, end):
             best = max(best, value)
         else:
             trial.set_user_attr("end", end)
-            trial.set_constraint(OUT_OF_MEMORY, 1.0 if end == "OOM" else -1.0)
             study.tell(trial, state=TrialState.FAIL if end == "ERROR" else TrialState.PRUNED)
             failures += 1
     assert failures <= 5  # of nine

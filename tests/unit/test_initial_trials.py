@@ -1,5 +1,7 @@
 """Which trials follow the baseline, and why."""
 
+import math
+
 import pytest
 
 from autotune.analysis.findings import Finding, findings
@@ -18,6 +20,10 @@ def space(**values):
     return Space(values, defaults(), CPU)
 
 
+def suggested(space, baseline, found, room=None, cores=math.inf):
+    return experts(space, baseline, found, (), room, cores)
+
+
 def profile(**shares):
     """Both ranks alike, the rest of the step computing."""
     parts = {name: [shares.get(name, 0.0)] * 2 for name in PARTS}
@@ -29,7 +35,7 @@ def test_the_answer_to_the_bottleneck_comes_first():
     values = {"num_workers": [0, 1, 2], "precision": ["fp32", "bf16"], "log_interval": [10, 50]}
     found = findings(profile(loader=0.7), defaults(), CPU)
     assert found[0].name == "loader"
-    first, second = experts(space(**values), defaults(), found)
+    first, second = suggested(space(**values), defaults(), found)
     assert first.params == {"num_workers": 2, "precision": "fp32", "log_interval": 10}
     assert "70%" in first.reason and "num_workers" in first.reason
     assert second.params == {"num_workers": 2, "precision": "bf16", "log_interval": 50}
@@ -39,7 +45,7 @@ def test_the_answer_to_the_bottleneck_comes_first():
 @pytest.mark.parametrize(("cores", "workers"), [(1.0, 1), (2.0, 1), (2.5, 1), (16.0, 2)])
 def test_processes_that_load_leave_a_core_to_the_step(cores, workers):
     values = {"num_workers": [0, 1, 2, 4]}
-    (only,) = experts(space(**values), defaults(), [], cores=cores)
+    (only,) = suggested(space(**values), defaults(), [], cores=cores)
     assert only.params == {"num_workers": workers}
 
 
@@ -54,22 +60,22 @@ def test_what_answers_copies_is_what_acts_on_copies():
 
 def test_the_micro_batch_grows_by_no_more_than_four_times():
     values = {"micro_batch": [8, 16, 32, 64, 128]}
-    (only,) = experts(space(**values), defaults(), [])
+    (only,) = suggested(space(**values), defaults(), [])
     assert only.params == {"micro_batch": 32}
     splits = Facts("cpu", 1, global_batch_size=36)
     baseline = {**defaults(), "micro_batch": 4, "accumulation_steps": 9}
-    (only,) = experts(Space({"micro_batch": [4, 32]}, baseline, splits), baseline, [])
+    (only,) = suggested(Space({"micro_batch": [4, 32]}, baseline, splits), baseline, [])
     assert only.params == {"micro_batch": 12}
 
 
 def test_what_is_not_feasible_is_not_suggested():
     values = {"static_graph": [False, True], "persistent_workers": [False, True]}
-    assert experts(space(**values), defaults(), []) == []
+    assert suggested(space(**values), defaults(), []) == []
 
 
 def test_a_finding_whose_knobs_do_not_vary_suggests_nothing():
     found = [Finding("loader", 0.9, "steps wait", ("num_workers",))]
-    suggestions = experts(space(precision=["fp32", "bf16"]), defaults(), found)
+    suggestions = suggested(space(precision=["fp32", "bf16"]), defaults(), found)
     assert [s.params for s in suggestions] == [{"precision": "bf16"}]
 
 
@@ -142,7 +148,7 @@ def device_space():
 
 
 def test_first_bundle_on_a_device_compiles_nothing():
-    (bundle,) = experts(device_space(), BASELINE, [], room=Room(140e9, 9e9))
+    (bundle,) = suggested(device_space(), BASELINE, [], room=Room(140e9, 9e9))
     assert bundle.params == {
         "micro_batch": 32,
         "compile": "none",
@@ -159,7 +165,7 @@ def test_micro_batch_grows_further_only_where_memory_is_known_to_hold_it():
 @pytest.mark.parametrize(("peak", "size"), [(3, 128), (6, 64), (8, 64), (40, 32)])
 def test_micro_batch_grows_to_the_largest_that_memory_is_known_to_hold(peak, size):
     sizes = Space({"micro_batch": [8, 16, 32, 64, 128, 256]}, defaults(), ON_DEVICE)
-    (bundle,) = experts(sizes, {**defaults(), "micro_batch": 8}, [], room=Room(100, peak))
+    (bundle,) = suggested(sizes, {**defaults(), "micro_batch": 8}, [], room=Room(100, peak))
     assert bundle.params == {"micro_batch": size}
 
 

@@ -97,7 +97,7 @@ def test_a_lost_agent_is_nobodys_fault():
 
 
 def judged_check(blocks, reference=None, outcome=None):
-    judge = TrajectoryMonitor(reference)
+    judge = TrajectoryMonitor(reference, formats=(), earlier=(), rounding=())
     ended = [judge(block) for block in blocks]
     return judge.result(TrialReport("t", outcome, "cause", tuple(blocks), 5.0)), ended
 
@@ -125,7 +125,7 @@ GRADIENT = {"gradient": [["a", 4, 1.0, 1.0, 0.5]]}
 
 
 def judged_at_its_end(blocks, reference=None):
-    judge = TrajectoryMonitor(reference)
+    judge = TrajectoryMonitor(reference, formats=(), earlier=(), rounding=())
     for block in blocks:
         judge(block)
     return judge.result(TrialReport("t", Outcome.ERROR, ENDED, tuple(blocks), 5.0, ended_after=50))

@@ -6,6 +6,7 @@ from optuna.storages._rdb.models import BaseModel
 from sqlalchemy import event, inspect, text
 
 from autotune.errors import BadInput, StaleLease, StudyNotFound
+from autotune.study.telling import tell_result
 from storage import (
     AttemptResult,
     AttemptState,
@@ -42,7 +43,7 @@ def fill(repository: Repository, lease: Lease, study: StoredStudy) -> None:
     optunas = repository.database.optuna()
     optunas.set_trial_intermediate_value(asked._trial_id, 0, 1.0)
     optunas.record_heartbeat(asked._trial_id)
-    ledger.tell(0, result, "note")
+    tell_result(ledger, 0, result, "note")
     ledger.note("note")
     of_study = optunas.get_study_id_from_name(study.name)
     optunas.set_study_user_attr(of_study, "key", "value")

@@ -11,6 +11,7 @@ from optuna.trial import TrialState
 from sqlalchemy import inspect, text
 
 from autotune.errors import StaleLease
+from autotune.study.telling import tell_result
 from storage import AttemptResult, Lease, Repository, TrialLedger
 from tests.contract.storage.making import CLUSTER, taken_over
 
@@ -25,7 +26,7 @@ WRITES: dict[str, Callable[[TrialLedger], Any]] = {
     "enqueue": lambda ledger: ledger.enqueue({"micro_batch": 1, "precision": "fp32"}, "late"),
     "ask": lambda ledger: ledger.ask(KNOBS),
     "complete_params": lambda ledger: ledger.complete_params(ledger.trials()[1], KNOBS),
-    "tell": lambda ledger: ledger.tell(0, DONE, "late"),
+    "tell": lambda ledger: tell_result(ledger, 0, DONE, "late"),
     "note": lambda ledger: ledger.note("late"),
     "set_attributes": lambda ledger: ledger.set_attributes({"verdict": "late"}),
     "name_objective": lambda ledger: ledger.name_objective("late"),
@@ -116,7 +117,7 @@ def test_one_that_wakes_while_it_asks_leaves_half_a_trial_and_no_more(
     assert half.state is TrialState.RUNNING
     assert set(half.params) == {"micro_batch"}
     assert set(ledger.complete_params(half, KNOBS).params) == set(KNOBS)
-    ledger.tell(0, DONE, "")
+    tell_result(ledger, 0, DONE, "")
     assert ledger.trials()[0].state is TrialState.COMPLETE
 
 

@@ -6,7 +6,7 @@ Importing this package costs nothing: it is also imported beside the user's trai
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _PUBLIC = {
     "BestConfig": "autotune.export.best",

@@ -239,7 +239,7 @@ def unverified(attempts: Attempts, blocks: Blocks, baseline: Knobs) -> dict[int,
     own, others = _own_checks(attempts), _unproven(attempts, blocks)
     # Looked up once: there may be thousands of trials, and this is called after each.
     references = _references(attempts)
-    for trial in attempts.searched().complete() if references else ():
+    for trial in attempts.searched().measured() if references else ():
         if not touched(trial.knobs, baseline, attempts.harmless):
             continue
         checked, reference = _checkable(trial.knobs, baseline, references)
@@ -391,7 +391,7 @@ def _refused(reasons: Mapping[int, str], attempts: Attempts) -> list[Refusal]:
     """Return refusals of the trials that are faster than the baseline, the fastest first."""
     baseline = attempts.baseline()
     least = baseline.result.throughput or 0.0 if baseline else 0.0
-    runs = [a for a in attempts.searched().complete() if a.trial in reasons]
+    runs = [a for a in attempts.searched().measured() if a.trial in reasons]
     faster = [a for a in runs if (a.result.throughput or 0.0) > least]
     faster.sort(key=lambda a: -(a.result.throughput or 0.0))
     return [Refusal(a.trial, a.knobs, reasons[a.trial]) for a in faster]

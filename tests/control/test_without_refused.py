@@ -1,5 +1,6 @@
 """Trial without the knobs that the numerics gate has refused in the fastest one."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -114,3 +115,23 @@ def test_trial_without_what_is_refused_runs_once_whenever_a_daemon_dies(
     assert all(tried.count(knobs) == 1 for knobs in tried)
     assert played.verdict["kind"] == "better"
     assert played.verdict["knobs"]["precision"] == "fp32"
+
+
+def test_trial_without_what_is_refused_runs_again_where_its_node_stalled(played: Replayed) -> None:
+    late: list[Launch] = []
+
+    def stalls(launch: Launch) -> Answer:
+        found = UNUSABLE(launch)
+        is_late = launch.knobs["precision"] == "fp32" and launch.knobs["freeze_gc"]
+        if not is_late or is_run_for(launch, "confirm"):
+            return found
+        late.append(launch)
+        stalled = "node 0 stood still for 9 s" if len(late) == 1 else ""
+        return dataclasses.replace(found, not_its_own=stalled)
+
+    verdict = run(played.on(stalls, seed=1), 90)
+    *_, lost, again = played.attempts("search")
+    assert (lost.result.state, again.result.state) == ("LOST", "COMPLETE")
+    assert (lost.trial, lost.knobs) == (again.trial, again.knobs)
+    assert verdict["kind"] == "better"
+    assert verdict["knobs"] == again.knobs

@@ -78,7 +78,7 @@ def split(
 
 def searched(*several: dict[str, KnobValue]) -> list[StoredAttempt]:
     """Complete trials of a search with these configurations."""
-    complete = AttemptResult(AttemptState.COMPLETE)
+    complete = AttemptResult(AttemptState.COMPLETE, throughput=100.0)
     return [
         StoredAttempt(number, number, Purpose.SEARCH, 0, 1, knobs, 0.0, 9.0, complete)
         for number, knobs in enumerate(several)
@@ -226,6 +226,15 @@ def test_failure_that_would_be_the_same_again_is_final_at_once(
     attempts = Attempts([*SEARCHED, failed], baseline)
     candidate = Candidate(1, {**baseline, "precision": "bf16"}, 0)
     assert (next_check([candidate], baseline, attempts, falling) is not None) is repeated
+
+
+def test_trial_that_was_stopped_early_is_unverified_as_well_where_the_reference_fails() -> None:
+    own, tried = searched(BASELINE, HALF)
+    cut = dataclasses.replace(tried.result, state=AttemptState.PRUNED)
+    failed = [check(n, Purpose.REFERENCE, AttemptState.ERROR) for n in (1, 2)]
+    attempts = Attempts([own, dataclasses.replace(tried, result=cut), *failed], BASELINE)
+    assert list(unverified(attempts, falling, BASELINE)) == [1]
+    assert [one.trial for one in record(attempts, falling, BASELINE, Rules()).refused] == []
 
 
 @pytest.mark.parametrize("purpose", [Purpose.REFERENCE, Purpose.NUMERICS])

@@ -1,7 +1,6 @@
 """Ablation of the winner: which of its changes bring nothing, and what each of the others brings."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from autotune.analysis import contributions
@@ -56,16 +55,15 @@ class Ablation:
         chosen = confirmation.selected
         assert chosen is not None
         both = confirmation.knobs_of(confirmation.members())
-        prices = self._runner.prices
+        price = self._runner.price
         repeats = PROOF.most_repeats if confirmation.baseline_unsteady else 0
-        kept = prices.rounds(both, confirmation.to_prove_reduced)
-        kept += repeats * prices.costs.brief(self._setup.baseline)
+        kept = price.rounds(both, confirmation.to_prove_reduced)
+        kept += repeats * price.costs.brief(self._setup.baseline)
         order = self._runner.drawn(step.configurations, "ablation", step.round)
         missing = [knobs for knobs in order if not self._is_measured(chosen, knobs, step.round)]
         rounds = max(1, PROOF.fewest_rounds + 1 - step.round) if confirmation.spread else 1
         # That many variants seldom fit in memory together: then each is launched by itself.
-        one_by_one = replace(prices, at_once=False)
-        if self._time.left < kept + rounds * one_by_one.round(missing):
+        if self._time.left < kept + rounds * price.one_by_one().round(missing):
             return False
         proof = len(both) * confirmation.to_prove_reduced
         self._run_round(chosen, missing, step.round, PROOF.idle_rounds, proof)
@@ -80,7 +78,7 @@ class Ablation:
             # What an earlier daemon has measured of a round does not count once this one goes on.
             while missing := [k for k in order if not self._is_measured(chosen, k, number)]:
                 # A round that is not complete compares nothing.
-                if self._time.left < self._runner.prices.round(missing):
+                if self._time.left < self._runner.price.round(missing):
                     return
                 self._run_round(chosen, missing, number)
 

@@ -6,7 +6,7 @@ baseline for minutes: clocks and temperatures settle in a long run and not in a 
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from autotune.study.round_time import RoundTime
 from autotune.study.run_planner import PlannedAttempt
 from autotune.study.runner import Runner
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
-from storage import Attempts, ChoiceReason, MessageCode, NewMessage, Purpose
+from storage import ChoiceReason, MessageCode, NewMessage, Purpose
 
 
 class Finals:
@@ -124,7 +124,7 @@ class Finals:
         if confirmation.rounds or confirmation.members() != [baseline] or own is None:
             return False
         left_out = set(self.selection.unaffordable if self.selection else ())
-        rivals = self._runner.prices.eligible()
+        rivals = self._runner.price.eligible()
         return any(may_be_faster(one, own) for one in rivals if one.trial in left_out)
 
     def _as_measured(self, confirmation: Confirmation) -> Confirmation:
@@ -156,10 +156,9 @@ class Finals:
         if confirmation.rounds or not finalists or finalists == self._finalists:
             return
         self._finalists = finalists
-        attempts, selection = self._context.attempts(), self.selection
-        found = choices(
-            attempts, finalists, self._barred(attempts), selection.unaffordable if selection else ()
-        )
+        attempts, barred = self._context.attempts(), self._context.barred().trials
+        unaffordable = self.selection.unaffordable if self.selection else ()
+        found = choices(attempts, finalists, barred, unaffordable)
         again = [
             f"trial {one.trial}" + (f" (expected {one.expected:.2f}x)" if one.expected else "")
             for one in found
@@ -169,13 +168,10 @@ class Finals:
         self._context.record_choice(found)
         self._context.say(NewMessage(said, MessageCode.FINALISTS))
 
-    def _barred(self, attempts: Attempts) -> Mapping[int, str]:
-        return self._time.proof(attempts).barred.trials
-
     def _replay(self) -> Confirmation | None:
         self.selection = finals_plan.selection(self._context, self._time)
         attempts, spec, blocks = self._context.attempts(), self._setup.spec, self._context.blocks
-        return replay_study(attempts, spec, blocks, self.selection, self._barred(attempts))
+        return replay_study(attempts, spec, blocks, self.selection, self._context.barred().trials)
 
     def _replace_refused(self, confirmation: Confirmation) -> bool:
         """Try the fastest trial without what is refused of it; return whether it ran.
@@ -238,9 +234,9 @@ class Finals:
     def _check_longest(self, confirmation: Confirmation) -> bool:
         """Run a finalist on the longest samples, if the workload knows them; return whether it did."""
         blocks = self._context.blocks
-        members, prices = confirmation.members(), self._runner.prices
+        members, price = confirmation.members(), self._runner.price
         configurations = confirmation.knobs_of(members)
-        proof = prices.rounds(configurations, confirmation.to_prove)
+        proof = price.rounds(configurations, confirmation.to_prove)
         for trial, knobs in zip(members, configurations, strict=True):
             if trial == confirmation.baseline or self._runner.recorded(
                 Purpose.LONGEST, trial, knobs
@@ -248,7 +244,7 @@ class Finals:
                 continue
             if not tells_longest(self._context.attempts(), trial, blocks):
                 continue
-            if self._time.left > prices.costs.profile(knobs) + proof:
+            if self._time.left > price.costs.profile(knobs) + proof:
                 attempt = PlannedAttempt(trial, knobs, Purpose.LONGEST)
                 self._runner.run_monitored(attempt, FitMonitor(MEASUREMENT.blocks_of_fit))
                 return True
@@ -275,7 +271,7 @@ class Finals:
         return True
 
     def _round_time(self, confirmation: Confirmation) -> RoundTime:
-        return RoundTime(confirmation, self._runner.prices, self._time)
+        return RoundTime(confirmation, self._runner.price, self._time)
 
     def _recorded(self, confirmation: Confirmation) -> dict[int, float | None]:
         """Return what this daemon has recorded of the next round."""

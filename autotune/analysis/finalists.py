@@ -5,7 +5,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from autotune.analysis.levels import error_of, levelled, pooled_baseline
+from autotune.analysis.node_speeds import at_home_speed, pooled_baseline
+from autotune.analysis.noise_backfill import error_of
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.policy import PROOF
 from autotune.search.ranking import Expectation, expectation
@@ -183,12 +184,12 @@ def ranked(attempts: Attempts) -> list[StoredAttempt]:
 
 
 def _ranked(attempts: Attempts) -> list[StoredAttempt]:
-    return fastest_first(_not_refused(attempts, levelled(attempts).searched().complete()))
+    return fastest_first(_not_refused(attempts, at_home_speed(attempts).searched().complete()))
 
 
 def timed_trials(attempts: Attempts) -> list[StoredAttempt]:
     """Return what `ranked` does, and timed trials that were stopped early."""
-    return fastest_first(_not_refused(attempts, levelled(attempts).searched().measured()))
+    return fastest_first(_not_refused(attempts, at_home_speed(attempts).searched().measured()))
 
 
 def _not_refused(attempts: Attempts, several: Iterable[StoredAttempt]) -> list[StoredAttempt]:

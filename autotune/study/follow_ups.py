@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.analysis.barred import Barred
 from autotune.analysis.finalists import fastest_first, may_be_faster
 from autotune.analysis.finals_price import FinalsPrice
-from autotune.analysis.levels import levelled
+from autotune.analysis.node_speeds import at_home_speed
 from autotune.analysis.sameness import ChangeKind
 from autotune.analysis.shortfall import rounded_up
 from autotune.analysis.wording import difference
@@ -140,9 +140,9 @@ class FollowUps:
         None: it is not refused, is surely slower than the baseline, or was tried without that.
         """
         price, barred = self._time.finals_price(attempts), self._context.barred()
-        measured = levelled(attempts).searched().measured()
+        measured = at_home_speed(attempts).searched().measured()
         refused = [one for one in measured if one.trial in barred.numerics]
-        own = levelled(attempts).baseline()
+        own = at_home_speed(attempts).baseline()
         first = next(iter(fastest_first([*price.eligible(), *refused])), None)
         if first not in refused or own is None or not may_be_faster(first, own):
             return None

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.analysis.finalists import possibly_faster
 from autotune.analysis.findings import Finding, findings
-from autotune.analysis.levels import levelled
+from autotune.analysis.node_speeds import at_home_speed
 from autotune.analysis.wording import end_in_words
 from autotune.measurement.bottleneck import breakdown
 from autotune.runs.monitors import ProfileMonitor
@@ -313,8 +313,8 @@ class Experts:
 
     def _slower(self, answer: Suggestion, attempts: Attempts) -> list[str]:
         """Return the changes of an answer that is probably no faster than the baseline."""
-        level, knobs = levelled(attempts), self._space.complete(answer.params)
-        its, own = level.searched().measured().with_knobs(knobs).first, level.baseline()
+        at_home, knobs = at_home_speed(attempts), self._space.complete(answer.params)
+        its, own = at_home.searched().measured().with_knobs(knobs).first, at_home.baseline()
         if its is None or own is None or its in possibly_faster([own, its], margin=0.0):
             return []
         return changes(answer.params, self._setup.baseline)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.analysis.finalists import ranked
-from autotune.analysis.levels import Levels
+from autotune.analysis.node_speeds import NodeSpeeds
 from autotune.measurement.noise import run_noise, total_half_width
 from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.step_series import OnsetBound
@@ -157,7 +157,7 @@ class RunPlanner:
             return self._paired(trial, knobs, rate, low, limit)
         attempt = PlannedAttempt(trial, knobs, Purpose.SEARCH)
         slot = self._choose(attempt)
-        low = Levels.of(attempts).at(self._pool.environment_of(slot)).least(low)
+        low = NodeSpeeds.of(attempts).at(self._pool.environment_of(slot)).least(low)
         return self._timed(attempt, slot, limit, low)
 
     def calibration(

@@ -6,13 +6,15 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.analysis import outcomes
 from autotune.analysis.barred import Barred
-from autotune.analysis.levels import Calibration, Levels, error_of, errors_of_early
+from autotune.analysis.node_speeds import NodeSpeeds
+from autotune.analysis.noise_backfill import error_of, errors_of_early
 from autotune.analysis.shortfall import rounded_up
 from autotune.analysis.wording import difference, share_text, too_slow
 from autotune.errors import BaselineFails
 from autotune.measurement.measure import Measure
 from autotune.search.outline import outline
 from autotune.search.sampling import Exhausted, sampler
+from autotune.study.calibration import Calibration
 from autotune.study.context import StudyContext
 from autotune.study.dashboard_sync import DashboardSync, ObjectiveValues
 from autotune.study.executor import Finished, TrialExecutor
@@ -213,7 +215,7 @@ class SearchLoop:
         """Launch another run of the baseline if one is due; return whether it was launched.
 
         Args:
-            searching: True if trials are to come, for which noise and levels are wanted.
+            searching: True if trials are to come, for which noise and speeds of nodes are wanted.
         """
         attempts, baseline = self._context.attempts(), self._setup.baseline
         limit = self._time.for_trial(attempts)
@@ -350,12 +352,12 @@ class SearchLoop:
         self._tell_result(finished.attempt, finished.result)
 
     def _tell_result(self, attempt: StoredAttempt, result: AttemptResult) -> None:
-        """Tell Optuna a result, levelled to the node of the baseline's own trial."""
-        level = Levels.of(self._context.attempts()).at(attempt.environment)
-        told = level.applied(result)
-        note = self.dashboard.trial_note(attempt, told, level)
+        """Tell Optuna a result, at the speed of the node of the baseline's own trial."""
+        speed = NodeSpeeds.of(self._context.attempts()).at(attempt.environment)
+        told = speed.applied(result)
+        note = self.dashboard.trial_note(attempt, told, speed)
         value = self._values.of(told, self._context.attempts())
-        error = level.doubted(error_of(result))
+        error = speed.doubted(error_of(result))
         tell_result(self.ledger, attempt.trial, told, note, standard_error=error, value=value)
 
     def _recover(self) -> list[FrozenTrial]:

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.analysis.levels import Calibration
 from autotune.measurement.measure import ENERGY, Measure
 from autotune.measurement.noise import PRIOR_SIGMA
+from autotune.study.calibration import Calibration
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 from tests.support.records import in_order

@@ -32,7 +32,6 @@ from autotune.study.ablation import Ablation
 from autotune.study.round_time import RoundTime
 from autotune.study.run_planner import PlannedAttempt
 from autotune.study.runner import Runner
-from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from storage import ChoiceReason, MessageCode, NewMessage, Purpose
 
 
@@ -365,24 +364,17 @@ class SoakPair:
         order = [chosen, baseline]
         random.Random(f"{self._context.setup.spec.seed}/long").shuffle(order)
         missing = [trial for trial in order if not self._measured(confirmation, trial)]
-        seconds = self._seconds()
-        if not missing or seconds < PROOF.shortest_soak:
+        if not (seconds := self._time.soak_seconds()):
             return
         for trial in missing:
             self._measure(confirmation, trial, seconds)
-
-    def _seconds(self) -> float:
-        """Return the length of each run."""
-        rest = PROOF.soak_of_rest * self._time.left - self._context.costs().startup
-        return min(PROOF.longest_soak, PROOF.soak_of_study * self._time.elapsed, rest)
 
     def _measure(self, confirmation: Confirmation, trial: int, seconds: float) -> None:
         noise = self._runner.planner.noise.sigma_run
         limits = self._context.setup.confirm_limits(sigma_run=noise)
         limits = replace(limits, longest=seconds, fewest=math.inf)
         knobs = confirmation.candidates[trial].knobs
-        most = seconds + self._context.costs().shortest(knobs) + limits.warmup
-        limit = TimeLimit(most, most) if self._time.limited else NO_LIMIT
+        limit = self._time.for_soak(knobs, limits.warmup + seconds)
         while not self._measured(confirmation, trial):
             attempt = PlannedAttempt(trial, knobs, Purpose.SOAK)
             self._runner.run_monitored(attempt, TimedMonitor(limits), limit)

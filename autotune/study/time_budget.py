@@ -23,7 +23,7 @@ from autotune.study.pairing import Residency, lost_interleaved
 from autotune.study.stopping import SearchEnd
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from search_spaces.words import Knobs
-from storage import SEARCH_RUNS, Attempts, SearchEndCause
+from storage import SEARCH_RUNS, Attempts, Purpose, SearchEndCause
 
 
 class TimeBudget:
@@ -89,6 +89,25 @@ class TimeBudget:
         seconds = max(of_what_is_left * self.left, at_least)
         wanted = min(seconds, max(0.0, self.left))
         return TimeLimit(wanted, min(MEASUREMENT.overrun * seconds, self._until_late_end))
+
+    # The largest micro-batch
+
+    def for_fit(self, attempts: Attempts) -> TimeLimit:
+        """Return the time limit of the next run for the largest micro-batch, before the search."""
+        if self._wall_time is None:
+            return NO_LIMIT
+        share = SEARCH.fit_budget * self._wall_time - _fit_seconds(attempts)
+        seconds = max(SEARCH.fit_least * self._wall_time, share)
+        return TimeLimit(seconds, seconds)
+
+    def fit_is_spent(self, attempts: Attempts) -> bool:
+        """Return whether the share of the budget for such runs is spent."""
+        budget, seconds = self._context.setup.spec.budget, _fit_seconds(attempts)
+        hours = seconds * self._context.setup.launcher.ranks / 3600
+        return any(
+            limit is not None and spent >= SEARCH.fit_budget * limit
+            for spent, limit in ((seconds, budget.wall_time), (hours, budget.device_hours))
+        )
 
     # The search
 
@@ -331,6 +350,19 @@ class TimeBudget:
         # A run that is begun has what shows something: the study may end a little later for it.
         return TimeLimit(min(wanted, max(shortest, self.left)), min(most, self._until_late_end))
 
+    def soak_seconds(self) -> float:
+        """Return how long each of the two soak runs is to measure; 0 where that shows too little."""
+        rest = PROOF.soak_of_rest * self.left - self._context.costs().startup
+        seconds = min(PROOF.longest_soak, PROOF.soak_of_study * self.elapsed, rest)
+        return seconds if seconds >= PROOF.shortest_soak else 0.0
+
+    def for_soak(self, knobs: Knobs, seconds: float) -> TimeLimit:
+        """Return the time limit of a soak run that trains for so many seconds."""
+        if not self.limited:
+            return NO_LIMIT
+        most = seconds + self._context.costs().shortest(knobs)
+        return TimeLimit(most, most)
+
     @property
     def elapsed(self) -> float:
         """Seconds that the study has taken."""
@@ -340,3 +372,8 @@ class TimeBudget:
     def _until_late_end(self) -> float:
         """Seconds that anything may still take."""
         return max(0.0, self.left + MEASUREMENT.late_end * (self._wall_time or 0.0))
+
+
+def _fit_seconds(attempts: Attempts) -> float:
+    """Return seconds that the runs for the largest micro-batch have taken."""
+    return sum(run.result.wall_seconds for run in attempts.of(Purpose.FIT).recorded())

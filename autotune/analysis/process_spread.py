@@ -13,7 +13,6 @@ from autotune.measurement.step_series import StepSeries, process_sigma, variance
 from storage import Attempts, Blocks, Purpose, StoredAttempt
 
 _TIMED = (Purpose.SEARCH, Purpose.CONFIRM, Purpose.REPEAT)
-UNSTEADY = MEASUREMENT.unsteady
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class ProcessSpread:
 
     def unsteady(self, trial: int) -> bool:
         """Return whether the processes of a trial's configuration lie far apart."""
-        return self.sigma.get(trial, MEASUREMENT.computing_processes) > UNSTEADY
+        return self.sigma.get(trial, MEASUREMENT.computing_processes) > MEASUREMENT.unsteady
 
     def arm(self, trial: int, rates: Sequence[float], baseline: int | None) -> Arm:
         """Return the runs of a trial's configuration, with what its steps let expect of them.

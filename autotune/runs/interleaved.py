@@ -15,9 +15,6 @@ from autotune.measurement.measure import Measure
 from autotune.measurement.noise import noise_of_pairs, total_half_width
 from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.stop_rule import (
-    FEWEST_BLOCKS,
-    HOPELESS,
-    STEPS_FOR_PROOF,
     Limits,
     StopRule,
     seconds_of_compilation,
@@ -221,7 +218,7 @@ class InterleavedSchedule:
         Where steps are timed by the device there have to be enough of them to show the slow ones, too.
         """
         steps = [self._rules[n].steps for n in members]
-        if any(count is not None and count < STEPS_FOR_PROOF for count in steps):
+        if any(count is not None and count < MEASUREMENT.steps_for_proof for count in steps):
             return False
         device_timed = None not in steps
         return cycles.half_width(found, correlated=device_timed) <= self._precision(members)
@@ -348,7 +345,7 @@ class PairedSchedule(InterleavedSchedule):
     """
 
     least_cycles = MEASUREMENT.least_cycles_of_pair
-    fewest_cycles = FEWEST_BLOCKS
+    fewest_cycles = MEASUREMENT.fewest_blocks
 
     def __init__(
         self, trial: Limits, baseline: Limits, baseline_rate: float, *, at_once: bool = False
@@ -419,7 +416,7 @@ class PairedSchedule(InterleavedSchedule):
         if known is None or not self._race.incumbent_low:
             return False
         most = known.ratio * self.baseline_rate * (1 + self._race.doubt(known.half_width))
-        return most < HOPELESS * self._race.incumbent_low
+        return most < MEASUREMENT.hopeless_trial * self._race.incumbent_low
 
 
 class _PairedTrialMonitor(MemberMonitor):

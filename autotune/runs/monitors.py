@@ -17,8 +17,8 @@ from autotune.measurement.numerics import (
     refuted,
     trajectory,
 )
-from autotune.measurement.policy import PROOF
-from autotune.measurement.stop_rule import FEWEST_BLOCKS, Limits, ObservedBlock, StopRule
+from autotune.measurement.policy import MEASUREMENT, PROOF
+from autotune.measurement.stop_rule import Limits, ObservedBlock, StopRule
 from autotune.worker.protocol import (
     STEPS_WITHOUT_DROPOUT,
     BlockReport,
@@ -63,7 +63,9 @@ class TimedMonitor:
         """
         rule, common = self._rule, _common(report)
         failed = _failure(report)
-        if failed and not (_came_to_its_end(report) and len(rule.kept) >= FEWEST_BLOCKS):
+        if failed and not (
+            _came_to_its_end(report) and len(rule.kept) >= MEASUREMENT.fewest_blocks
+        ):
             return failed
         if rule.problem:
             return AttemptResult(AttemptState.ERROR, rule.problem, **common)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from autotune.measurement.measure import SAMPLES_PER_SECOND, Measure
-from autotune.measurement.noise import PRIOR_SIGMA, RepeatedRun, RunNoise, run_noise
+from autotune.measurement.noise import RepeatedRun, RunNoise, run_noise
 from autotune.measurement.policy import MEASUREMENT
 from storage import Attempts, AttemptState, Blocks, Purpose, StoredAttempt
 
@@ -32,7 +32,7 @@ class Calibration:
         self._blocks = blocks
         self._measure = measure
         self._first_runs = first_runs
-        self._prior = PRIOR_SIGMA if prior_sigma is None else prior_sigma
+        self._prior = MEASUREMENT.prior_sigma if prior_sigma is None else prior_sigma
 
     def due(
         self, attempts: Attempts, slots: Sequence[int | None], under_way: Sequence[int | None]

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.costs import Costs
-from autotune.analysis.process_spread import UNSTEADY
 from autotune.analysis.wording import duration
 from autotune.measurement.noise import RunNoise, standard_error
 from autotune.measurement.policy import MEASUREMENT
@@ -116,7 +115,7 @@ class PairingPolicy:
 
     def _is_unsteady(self, own: StoredAttempt) -> bool:
         """Return whether the processes of the baseline lie far apart on its CUDA device."""
-        return self._context.on_device and (own.result.sigma_run or 0.0) > UNSTEADY
+        return self._context.on_device and (own.result.sigma_run or 0.0) > MEASUREMENT.unsteady
 
     def on_one_environment(self) -> bool:
         """Return whether all slots are where the baseline's own trial ran.

@@ -244,7 +244,7 @@ def _judged(
         width=math.log(printed.high / printed.low) / 2 if printed and printed.low > 0 else math.nan,
         near=chosen >= best - NEAR,
         denied=verdict.kind == Kind.NOTHING_BETTER
-        and max(world.truth(*pair) for pair in pairs.values()) > math.log1p(PROOF.alike),
+        and max(world.truth(*pair) for pair in pairs.values()) > math.log1p(PROOF.alike_distance),
         rounds=rounds,
         runs=runs,
     )

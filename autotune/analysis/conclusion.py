@@ -228,7 +228,7 @@ def _kept(result: ConfirmationResult, missing: Shortfall, common: dict[str, Any]
     most = result.most_gain
     assert most is not None  # it is the choice
     common |= {"speedup": Ratio(1, 1, 1), "most_gain": most if math.isfinite(most) else None}
-    if result.contender is None or most <= PROOF.alike:
+    if result.contender is None or most <= PROOF.alike_distance:
         return Verdict(Kind.NOTHING_BETTER, **common)
     other = result.finalists[result.contender]
     assert other.gain is not None  # it is still in

@@ -282,7 +282,7 @@ class Costs:
         launch = self.slow_startup
         if self._on_device:
             return MEASUREMENT.least_timed_on_device * launch
-        warming = min(MEASUREMENT.cold, MEASUREMENT.cold_share * launch)
+        warming = min(MEASUREMENT.cold_seconds, MEASUREMENT.cold_share * launch)
         return max(MEASUREMENT.least_timed * launch, warming)
 
     @property

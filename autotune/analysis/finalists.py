@@ -233,7 +233,7 @@ def most_promising_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt
 
 def _expected(several: Iterable[StoredAttempt]) -> tuple[list[StoredAttempt], Expectation]:
     """Return the trials that are looked at closely, the fastest first, and what is expected of them."""
-    close = [one for one in fastest_first(several)[: PROOF.ranked] if one.result.throughput]
+    close = [one for one in fastest_first(several)[: PROOF.ranked_trials] if one.result.throughput]
     rates = [one.result.throughput or _LEAST_RATE for one in close]
     return close, expectation(rates, [_error(a) for a in close], [a.knobs for a in close])
 
@@ -248,7 +248,7 @@ def possibly_faster(several: Sequence[StoredAttempt], margin: float) -> list[Sto
     return [
         one
         for place, one in enumerate(several)
-        if not place or _surplus(one, several[0], margin) > -PROOF.unlikely
+        if not place or _surplus(one, several[0], margin) > -PROOF.unlikely_errors
     ]
 
 

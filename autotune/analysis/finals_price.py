@@ -59,7 +59,7 @@ class FinalsPrice:
     def _eligible(self) -> list[StoredAttempt]:
         several = ranked(self.attempts)
         may = (a for a in several if a.knobs != self.baseline and a.trial not in self.barred.trials)
-        return list(itertools.islice(may, PROOF.ranked))
+        return list(itertools.islice(may, PROOF.ranked_trials))
 
     def one_by_one(self) -> Self:
         """Return the price where the members of a round are launched one after the other."""

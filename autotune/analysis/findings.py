@@ -119,14 +119,14 @@ def _beside(
     if made["idle"] >= MEASUREMENT.worth_saying:
         text = f"the device does nothing in {made['idle']:.0%} of the time"
         findings.append(Finding("idle", made["idle"], text))
-    if rising is not None and rising >= MEASUREMENT.rising:
+    if rising is not None and rising >= MEASUREMENT.rising_rate:
         text = (
             f"twice the micro-batch gives {rising:.2f}x the throughput: the batch is too small for "
             "the devices"
         )
         findings.append(Finding("batch", None, text, ("micro_batch", "accumulation_steps")))
     peaks = profile["peaks"]
-    if max(peaks) > MEASUREMENT.imbalance * min(peaks) > 0:
+    if max(peaks) > MEASUREMENT.memory_imbalance * min(peaks) > 0:
         alone = knobs["parallelism"] == "data_parallel"
         one = "device" if alone else "rank"
         text = (

@@ -32,7 +32,7 @@ class NodeSpeed(NamedTuple):
 
     def least(self, rate: float) -> float:
         """Return the least rate on the node that a rate of the home node amounts to."""
-        return rate / (self.factor * math.exp(MEASUREMENT.doubt_of_level * self.error))
+        return rate / (self.factor * math.exp(MEASUREMENT.doubt_of_node * self.error))
 
 
 AT_HOME = NodeSpeed(1.0, 0.0)

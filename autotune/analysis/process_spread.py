@@ -54,7 +54,7 @@ class ProcessSpread:
 
     def unsteady(self, trial: int) -> bool:
         """Return whether the processes of a trial's configuration lie far apart."""
-        return self.sigma.get(trial, MEASUREMENT.computing_processes) > MEASUREMENT.unsteady
+        return self.sigma.get(trial, MEASUREMENT.computing_processes) > MEASUREMENT.unsteady_spread
 
     def arm(self, trial: int, rates: Sequence[float], baseline: int | None) -> Arm:
         """Return the runs of a trial's configuration, with what its steps let expect of them.

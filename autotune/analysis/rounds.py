@@ -135,7 +135,7 @@ def _standing(confirmation: Confirmation) -> _Standing:
         return _Standing(stage, counts=True)
     rivals = [t for t in confirmation.members() if t != baseline and confirmation.rates(t)]
     gains = {trial: confirmation.gain(trial) for trial in rivals}
-    known = {t: g for t, g in gains.items() if 0 < g.high < PROOF.widest * g.low}
+    known = {t: g for t, g in gains.items() if 0 < g.high < PROOF.widest_bounds * g.low}
     return _Standing(stage, counts=True, so_far=known)
 
 

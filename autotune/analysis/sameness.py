@@ -247,7 +247,7 @@ class Comparison:
         )
 
     def _drift(self, seen: Seen) -> str:
-        if not seen.spread > PROOF.replicas >= self._base.spread:
+        if not seen.spread > PROOF.replica_difference >= self._base.spread:
             return ""
         return (
             f"the ranks' models drift apart in its first {CHECKED_STEPS} steps (relative difference "

@@ -89,7 +89,9 @@ def _for_trials(price: FinalsPrice, wall_time: WallTime) -> float:
     """
     trials = PROOF.trials_asked * price.costs.shortest(price.baseline) + _replacement(price)
     needed = PROOF.time_asked * (trials + price.finals([price.baseline], PROOF.fewest_rounds))
-    shared = (trials + PROOF.reserved * wall_time.whole - wall_time.left) / (1 - PROOF.reserved)
+    shared = (trials + PROOF.reserved_share * wall_time.whole - wall_time.left) / (
+        1 - PROOF.reserved_share
+    )
     return rounded_up(max(needed - wall_time.left, shared))
 
 
@@ -209,7 +211,7 @@ def _would_tell(confirmation: Confirmation, seen: _Seen, rounds: int) -> bool:
     if confirmation.selected is None:
         level = confirmation.choice_rounds.level(rounds)
         beyond = float(special.stdtrit(rounds - 1, 1 - level)) * seen.spread / math.sqrt(rounds)
-        if seen.mean + beyond <= math.log1p(PROOF.alike):
+        if seen.mean + beyond <= math.log1p(PROOF.alike_distance):
             return True
     else:
         beyond = half_width_of(seen.spread, rounds)

@@ -213,7 +213,10 @@ class Ratio:
         It reaches beyond 10 % to either side, and less than half of the difference is certain (in
         logarithms).
         """
-        return not self.tells(MEASUREMENT.least_certain) and self.half_width > MEASUREMENT.fine
+        return (
+            not self.tells(MEASUREMENT.least_certain)
+            and self.half_width > MEASUREMENT.fine_half_width
+        )
 
 
 def clearly_faster(ratio: Ratio) -> bool:

@@ -165,15 +165,15 @@ def limits(
         rounding: errors of plain autocast with the model, in both steps; empty if not known.
     """
     null = math.hypot(NULL["precision", "fp32"], *map(null_of, configurations))
-    factors = 1.0, PROOF.limit_of_second
-    plain = [_by_format(factor * PROOF.limit * null) for factor in factors]
+    factors = 1.0, PROOF.second_step_limit
+    plain = [_by_format(factor * PROOF.gradient_limit * null) for factor in factors]
     if not rounding or not rounding[0].whole > PROOF.null_bf16:
         return plain
     # Once weights differ, by however little, gradients drift apart: the second step has one limit.
     errors = rounding[0].times(null / PROOF.null_bf16), RoundingErrors(*map(max, *rounding))
     each = zip(plain, errors, factors, strict=True)
     first, second = (
-        _amplified(one, error, factor * PROOF.limit_of_norm) for one, error, factor in each
+        _amplified(one, error, factor * PROOF.norm_limit) for one, error, factor in each
     )
     if first.blind:
         return [first._replace(turn=PROOF.largest_turn), second]
@@ -183,15 +183,15 @@ def limits(
 
 def _by_format(size: float) -> GradientLimits:
     largest = PROOF.largest_limit
-    return GradientLimits(min(largest, size), min(largest, PROOF.limit_of_tensor * size))
+    return GradientLimits(min(largest, size), min(largest, PROOF.tensor_limit * size))
 
 
 def _amplified(plain: GradientLimits, error: RoundingErrors, norm: float) -> GradientLimits:
     """Return the limits where rounding by itself causes these errors."""
-    norms = norm, PROOF.limit_of_tensor * norm
+    norms = norm, PROOF.tensor_limit * norm
     if error.whole > PROOF.largest_limit:
         return GradientLimits(math.inf, math.inf, *norms)
-    whole, tensor = error.times(PROOF.limit_of_rounding)
+    whole, tensor = error.times(PROOF.rounding_limit)
     return GradientLimits(max(plain.whole, whole), max(plain.tensor, tensor), *norms)
 
 
@@ -241,7 +241,7 @@ def _of_gradient(
     step: str, run: Sequence[Tensor], reference: Sequence[Tensor], limits: GradientLimits
 ) -> Iterator[Deviation]:
     whole = max(_norm(reference), _TINY)
-    sizes = [max(tensor.norm, PROOF.negligible * whole) for tensor in reference]
+    sizes = [max(tensor.norm, PROOF.negligible_norm * whole) for tensor in reference]
     errors = [a.distance(b) for a, b in zip(run, reference, strict=True)]
     longer = [abs(a.norm - b.norm) for a, b in zip(run, reference, strict=True)]
     place, error = _furthest(errors, sizes)
@@ -253,7 +253,9 @@ def _of_gradient(
     of = f"gradient of {reference[place].name} in the {step} step"
     yield Deviation(f"the norm of its {its}", abs(_norm(run) - whole) / whole, limits.norm)
     yield Deviation(f"the norm of its {of}", error, limits.norm_of_tensor)
-    turns = [_turn(a, b, PROOF.negligible * whole) for a, b in zip(run, reference, strict=True)]
+    turns = [
+        _turn(a, b, PROOF.negligible_norm * whole) for a, b in zip(run, reference, strict=True)
+    ]
     place, turn = max(enumerate(turns), key=operator.itemgetter(1))
     of = f"gradient of {reference[place].name} in the {step} step"
     yield Deviation(f"the direction of its {of}", turn, limits.turn)

@@ -63,7 +63,10 @@ class Distance:
             looks: largest number of tests, which share the level (Bonferroni).
             policy: levels, and scatter between seeds.
         """
-        if abs(self.mean) + self.half_width(margin, policy.level / looks, policy) < margin:
+        if (
+            abs(self.mean) + self.half_width(margin, policy.equivalence_level / looks, policy)
+            < margin
+        ):
             return Equivalence.EQUIVALENT
         if abs(self.mean) - self.half_width(margin, policy.surely_different, policy) > margin:
             return Equivalence.DIFFERENT
@@ -122,12 +125,14 @@ class Trajectory:
     @property
     def progress(self) -> float:
         """Fall of the loss from the first steps to the last quarter."""
-        return statistics.fmean(self.losses[: PROOF.start]) - statistics.fmean(_last(self.losses))
+        return statistics.fmean(self.losses[: PROOF.start_steps]) - statistics.fmean(
+            _last(self.losses)
+        )
 
     @property
     def wanted(self) -> float:
         """Progress that suffices."""
-        return PROOF.progress * abs(statistics.fmean(self.losses[: PROOF.start]))
+        return PROOF.least_progress * abs(statistics.fmean(self.losses[: PROOF.start_steps]))
 
     @property
     def fallen(self) -> bool:
@@ -171,8 +176,11 @@ def not_to_compare(reference: Trajectory) -> str:
 
 
 def _hardly_fallen(reference: Trajectory) -> str:
-    start, steps = abs(statistics.fmean(reference.losses[: PROOF.start])), len(reference.losses)
-    wanted = f"{PROOF.progress:.0%}"
+    start, steps = (
+        abs(statistics.fmean(reference.losses[: PROOF.start_steps])),
+        len(reference.losses),
+    )
+    wanted = f"{PROOF.least_progress:.0%}"
     if reference.progress < 0 or not start:
         return f"the loss of the reference did not fall by {wanted} in {steps} steps"
     share = reference.progress / start
@@ -286,7 +294,7 @@ def _of_first_steps(
 
 def _of_replicas(run: Trajectory) -> Deviation:
     other = "another rank's, as if gradients were not exchanged"
-    return Deviation("the model of one rank", run.spread, PROOF.replicas, other)
+    return Deviation("the model of one rank", run.spread, PROOF.replica_difference, other)
 
 
 class _LossComparison:
@@ -304,7 +312,7 @@ class _LossComparison:
                 for run, reference in pairs
             ]
         )
-        self._margin = PROOF.margin * self._scale
+        self._margin = PROOF.loss_margin * self._scale
         self._answer = self._distance.within(self._margin, PROOF.most_seeds)
 
     def _progress(self) -> float:
@@ -367,7 +375,10 @@ class _LossComparison:
             named: the unit, in words.
         """
         share = self._distance.mean / unit
-        about = self._distance.half_width(self._margin, PROOF.level / PROOF.most_seeds) / unit
+        about = (
+            self._distance.half_width(self._margin, PROOF.equivalence_level / PROOF.most_seeds)
+            / unit
+        )
         return (
             f"its loss {what} the reference: in the last quarter it is {abs(share):.1%} "
             f"(+-{about:.1%}) of {named} {'above' if share > 0 else 'below'} "
@@ -388,7 +399,7 @@ def _different(pairs: Sequence[Pair]) -> list[Pair]:
 
 def _last(losses: Sequence[float]) -> Sequence[float]:
     """Return the last quarter."""
-    return losses[-max(PROOF.start, len(losses) // 4) :]
+    return losses[-max(PROOF.start_steps, len(losses) // 4) :]
 
 
 def _finite(numbers: Sequence[float]) -> bool:

@@ -39,7 +39,7 @@ class MeasurementPolicy:
     most_block_correlation: float = judgement(
         0.9, "correlation", "most of neighbouring blocks", "a few that all rise would tell nothing"
     )
-    fine: float = judgement(0.1, "nats", "half-width of a ratio that is never too vague")
+    fine_half_width: float = judgement(0.1, "nats", "half-width of a ratio that is never too vague")
     least_certain: float = judgement(
         0.5, "share", "of a difference that is certain where a ratio is not too vague"
     )
@@ -178,7 +178,9 @@ class MeasurementPolicy:
     unknown_width: float = judgement(1.0, "relative", "half-width of a run whose blocks tell none")
 
     # Time limits
-    overrun: float = judgement(1.25, "planned times", "that a run may take before it is ended")
+    longest_overrun: float = judgement(
+        1.25, "planned times", "that a run may take before it is ended"
+    )
     longer_launch: float = judgement(
         2.0,
         "shortest runs",
@@ -255,7 +257,7 @@ class MeasurementPolicy:
     processes_df: float = judgement(
         2.0, "degrees of freedom", "of the two priors of processes beside measured runs"
     )
-    unsteady: float = judgement(
+    unsteady_spread: float = judgement(
         0.05,
         "nats",
         "standard deviation between processes from which on more of them tell more than longer runs",
@@ -300,13 +302,13 @@ class MeasurementPolicy:
     late_step: float = judgement(1.3, "steady steps", "that a later step of the warm-up takes")
 
     # Contention
-    busy: float = judgement(
+    busy_share: float = judgement(
         0.9, "share", "of a node's processors that are busy in a disturbed block"
     )
-    foreign: float = judgement(
+    foreign_share: float = judgement(
         0.1, "share", "of a node's processors that other processes take in a disturbed block"
     )
-    straggling: float = judgement(
+    straggling_factor: float = judgement(
         1.5, "factor", "by which a rank lags behind the others more than before"
     )
     enough_disturbed: int = judgement(3, "blocks", "fewest that tell how much is usual")
@@ -327,13 +329,15 @@ class MeasurementPolicy:
     baseline_first_after: int = judgement(
         3, "trials", "before it runs again at all", "the first ones lie far apart"
     )
-    restless: float = measured(
+    restless_error: float = measured(
         0.06,
         "relative",
         "standard error of a trial from which on trials are paired",
         "trials 12, 10, 8 % apart alone were 5.5, 2.8, 3.3 % apart paired, 4.6 % 4.9, two cores",
     )
-    drifting: float = judgement(0.04, "relative per hour", "drift from which on trials are paired")
+    pairing_drift: float = judgement(
+        0.04, "relative per hour", "drift from which on trials are paired"
+    )
 
     # Nodes
     nodes_apart: float = literature(
@@ -345,8 +349,8 @@ class MeasurementPolicy:
     odd_node: float = judgement(
         3.0, "standard deviations", "beyond which nodes are not of one kind"
     )
-    doubt_of_level: float = judgement(
-        2.0, "standard errors", "of a node's level that a trial is given before it is stopped"
+    doubt_of_node: float = judgement(
+        2.0, "standard errors", "of a node's speed that a trial is given before it is stopped"
     )
 
     # Compilation
@@ -396,7 +400,7 @@ class MeasurementPolicy:
         "about one second times a step to 1 %, H200",
     )
     least_timed: float = judgement(0.1, "share of a launch", "least time of steps on the CPU")
-    cold: float = measured(
+    cold_seconds: float = measured(
         2.5,
         "seconds",
         "in which steps on the CPU become as fast as they stay, and some of them are timed",
@@ -419,8 +423,10 @@ class MeasurementPolicy:
 
     # Bottlenecks
     worth_saying: float = judgement(0.03, "share of a step", "of a part that is named")
-    imbalance: float = judgement(1.2, "factor", "between the memory of two ranks that is named")
-    rising: float = judgement(
+    memory_imbalance: float = judgement(
+        1.2, "factor", "between the memory of two ranks that is named"
+    )
+    rising_rate: float = judgement(
         1.1, "factor", "of the rate by twice the micro-batch from which on the batch is too small"
     )
     read_often: int = judgement(10, "steps", "between two readings of the loss that are too few")
@@ -441,17 +447,17 @@ class ProofPolicy:
     look_every: int = judgement(
         8, "optimizer steps", "between two looks whether the loss of a reference has fallen"
     )
-    start: int = judgement(4, "optimizer steps", "whose mean loss is the loss at the start")
-    progress: float = judgement(
+    start_steps: int = judgement(4, "optimizer steps", "whose mean loss is the loss at the start")
+    least_progress: float = judgement(
         0.10, "share of the loss", "fall of a reference with which losses are compared"
     )
     most_seeds: int = judgement(3, "pairs of runs", "most, while the result is open")
 
     # Loss
-    margin: float = judgement(
+    loss_margin: float = judgement(
         0.05, "share of the progress", "by which the loss of the last quarter may differ"
     )
-    level: float = literature(
+    equivalence_level: float = literature(
         0.05,
         "probability",
         "to call curves equivalent that lie a margin apart, over all looks",
@@ -487,11 +493,11 @@ class ProofPolicy:
     null_sent_bf16: float = judgement(
         0.01, "relative error", "the same of gradients sent in bf16", "by the format"
     )
-    limit: float = judgement(3.0, "null errors", "largest error of the whole gradient")
-    limit_of_tensor: float = judgement(
+    gradient_limit: float = judgement(3.0, "null errors", "largest error of the whole gradient")
+    tensor_limit: float = judgement(
         3.0, "limits of the whole", "largest error of a tensor, relative to its own norm"
     )
-    limit_of_second: float = judgement(
+    second_step_limit: float = judgement(
         3.0,
         "limits of the first step",
         "largest error in the second step",
@@ -503,7 +509,7 @@ class ProofPolicy:
         "largest limit of any number format, and largest error of plain autocast with which the "
         "direction of a gradient tells anything",
     )
-    limit_of_rounding: float = judgement(
+    rounding_limit: float = judgement(
         1.5,
         "errors of plain autocast",
         "largest error, of the whole or a tensor, where the model amplifies rounding",
@@ -525,16 +531,18 @@ class ProofPolicy:
     fewest_to_turn: int = judgement(
         1024, "elements", "fewest of a tensor whose direction is compared", "few turn by chance"
     )
-    limit_of_norm: float = judgement(
+    norm_limit: float = judgement(
         0.1,
         "relative error",
         "largest error of the gradient's norm where the model amplifies rounding",
         "rounding turns a gradient and hardly changes its norm: 5 % at most, five such networks",
     )
-    negligible: float = judgement(
+    negligible_norm: float = judgement(
         0.02, "share of the gradient", "least norm that the error of a tensor is relative to"
     )
-    replicas: float = judgement(1e-9, "relative", "largest difference between the ranks' models")
+    replica_difference: float = judgement(
+        1e-9, "relative", "largest difference between the ranks' models"
+    )
 
     # Data
     runs_read: int = judgement(
@@ -592,12 +600,12 @@ class ProofPolicy:
     )
 
     # Finalists
-    ranked: int = judgement(150, "trials", "with the highest rates that the model ranks")
+    ranked_trials: int = judgement(150, "trials", "with the highest rates that the model ranks")
     least_error: float = judgement(1e-4, "relative", "least standard error of a rate")
     most_error: float = judgement(
         0.15, "relative", "largest standard error of a rate", "that of a trial of a step or two"
     )
-    unlikely: float = judgement(
+    unlikely_errors: float = judgement(
         1.28,
         "standard errors",
         "with which a trial is faster in one case out of ten, and no finalist",
@@ -606,7 +614,7 @@ class ProofPolicy:
     beyond_doubt: float = judgement(
         3.0, "standard errors", "by which a difference is more than noise"
     )
-    reserved: float = judgement(
+    reserved_share: float = judgement(
         0.25, "share", "of the wall time that the search leaves to the proof at least"
     )
     another_seed_most: float = judgement(
@@ -621,7 +629,7 @@ class ProofPolicy:
     fewest_alone: int = judgement(
         2, "rounds", "of one finalist where the spread between processes has a prior"
     )
-    error: float = judgement(
+    false_better: float = judgement(
         0.025,
         "probability",
         "of 'better' in a study whose finalists are no better than the baseline",
@@ -629,20 +637,22 @@ class ProofPolicy:
     apart_error: float = judgement(
         0.05, "probability", "of the largest distance to the best, and of the largest gain"
     )
-    alike: float = judgement(
+    alike_distance: float = judgement(
         0.02, "relative", "distance of the leader to the best within which rounds end"
     )
-    tied: float = judgement(
+    tied_distance: float = judgement(
         0.01, "relative", "distance to the best within which the memory decides"
     )
     no_gain: float = judgement(
         0.005, "relative", "gain below which nothing is left to prove or to choose"
     )
-    hopeless: float = judgement(
+    hopeless_chance: float = judgement(
         0.02, "probability", "to be faster than the leader with which a finalist drops out"
     )
-    finest: float = judgement(0.01, "nats", "least half-width that fresh rounds aim at")
-    coarsest: float = judgement(0.04, "nats", "largest half-width that fresh rounds aim at")
+    finest_half_width: float = judgement(0.01, "nats", "least half-width that fresh rounds aim at")
+    coarsest_half_width: float = judgement(
+        0.04, "nats", "largest half-width that fresh rounds aim at"
+    )
     share_of_gain: float = judgement(
         1 / 3,
         "share",
@@ -655,7 +665,7 @@ class ProofPolicy:
     own_rate: float = judgement(
         0.015, "nats", "half-width of the choice's own rate that fresh rounds aim at beside that"
     )
-    widest: float = judgement(
+    widest_bounds: float = judgement(
         4.0, "factor", "between the bounds of a result from which on nothing is known yet"
     )
     good_rounds: int = judgement(

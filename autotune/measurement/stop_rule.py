@@ -38,13 +38,13 @@ def contended(block: BlockReport, before: Sequence[BlockReport]) -> bool:
     if seen.get("throttled") or seen.get("foreign_processes"):
         return True
     busy = 1 - seen.get("idle_cpu", 1.0)
-    if busy >= MEASUREMENT.busy and seen.get("foreign_cpu", 0.0) > MEASUREMENT.foreign:
+    if busy >= MEASUREMENT.busy_share and seen.get("foreign_cpu", 0.0) > MEASUREMENT.foreign_share:
         return True
     usual = [ratio for ratio in map(straggler_ratio, before) if ratio is not None]
     now = straggler_ratio(block)
     if now is None or len(usual) < MEASUREMENT.enough_disturbed:
         return False
-    return now > MEASUREMENT.straggling * statistics.median(usual)
+    return now > MEASUREMENT.straggling_factor * statistics.median(usual)
 
 
 def straggler_ratio(block: TimedBlock) -> float | None:

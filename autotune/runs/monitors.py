@@ -204,7 +204,7 @@ class TrajectoryMonitor:
         """
         if self._reference is not None:
             return len(self.seen) >= len(self._reference.losses)
-        compared = len(self.seen) >= PROOF.start and self._run.first is not None
+        compared = len(self.seen) >= PROOF.start_steps and self._run.first is not None
         return compared or len(self.seen) >= PROOF.fewest_steps
 
     def _shows_enough(self) -> bool:

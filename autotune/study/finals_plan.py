@@ -39,7 +39,7 @@ def selection(context: StudyContext, time: TimeBudget) -> Selection:
         numbers = {trial.trial for trial in those}
         trials = [trial for trial in order if trial.trial in numbers]
         if price.plan.needed == PROOF.fewest_alone:
-            trials = possibly_faster(trials, PROOF.alike)
+            trials = possibly_faster(trials, PROOF.alike_distance)
         # Rounds of what is surely slower than the best trial cost time and show nothing.
         trials = [trial for trial in trials if may_be_faster(trial, trials[0])]
         for count, own_batch in _sizes(min(wanted, len(trials))):
@@ -68,7 +68,7 @@ def _pools(
 ) -> Iterator[list[StoredAttempt]]:
     """Yield the trials to choose from: all, those whose finals have time, those without a check."""
     yield timed
-    yield [trial for trial in timed[: PROOF.ranked] if time.may_end(price.alone(trial))]
+    yield [trial for trial in timed[: PROOF.ranked_trials] if time.may_end(price.alone(trial))]
     yield price.checked(timed)
 
 

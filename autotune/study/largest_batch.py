@@ -63,7 +63,7 @@ class Bracket:
     def with_headroom(self, first: int) -> int:
         """Return the micro-batch to train with; at least the first if that fits."""
         kept = int(SEARCH.fit_headroom * self.fits)
-        kept -= kept % SEARCH.granule if kept >= 2 * SEARCH.granule else 0
+        kept -= kept % SEARCH.batch_granule if kept >= 2 * SEARCH.batch_granule else 0
         return max(1, kept, min(first, self.fits))
 
 

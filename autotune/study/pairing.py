@@ -115,7 +115,9 @@ class PairingPolicy:
 
     def _is_unsteady(self, own: StoredAttempt) -> bool:
         """Return whether the processes of the baseline lie far apart on its CUDA device."""
-        return self._context.on_device and (own.result.sigma_run or 0.0) > MEASUREMENT.unsteady
+        return (
+            self._context.on_device and (own.result.sigma_run or 0.0) > MEASUREMENT.unsteady_spread
+        )
 
     def on_one_environment(self) -> bool:
         """Return whether all slots are where the baseline's own trial ran.
@@ -225,9 +227,9 @@ def why_not_comparable(noise: RunNoise, attempts: Attempts) -> str:
     if not runs:
         return ""
     error = math.hypot(noise.sigma_run, statistics.median(map(_error_of_blocks, runs)))
-    if error > MEASUREMENT.restless:
+    if error > MEASUREMENT.restless_error:
         return f"by the runs of the baseline one of them is off by {error:.1%} (standard error)"
-    if abs(noise.drift_per_hour or 0.0) > MEASUREMENT.drifting:
+    if abs(noise.drift_per_hour or 0.0) > MEASUREMENT.pairing_drift:
         return f"the machine's speed drifts by {noise.drift_per_hour:+.1%} an hour"
     disturbed = sum(run.contended for run in runs)
     if 2 * disturbed > len(runs):

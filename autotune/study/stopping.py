@@ -215,7 +215,7 @@ class ExpectedGainStopping:
     def _limits(self, seconds: float, sigma: float) -> tuple[float, float]:
         """Return the gain that a trial has to bring, and the gain that may be left."""
         worth = self._economics.least(seconds, sigma)
-        return worth, max(SEARCH.tolerable, worth)
+        return worth, max(SEARCH.tolerable_gain, worth)
 
     def _poor(
         self, trials: Sequence[FrozenTrial], seconds: float, sigma: float
@@ -252,4 +252,4 @@ class ExpectedGainStopping:
 def _holds(prediction: Prediction) -> bool:
     """Return whether measurements lie no farther from leave-one-out predictions than by chance."""
     told = prediction.measured
-    return prediction.surprise <= float(special.chdtri(told, SEARCH.surprise)) / told
+    return prediction.surprise <= float(special.chdtri(told, SEARCH.surprise_probability)) / told

@@ -88,7 +88,7 @@ class TimeBudget:
             return NO_LIMIT
         seconds = max(of_what_is_left * self.left, at_least)
         wanted = min(seconds, max(0.0, self.left))
-        return TimeLimit(wanted, min(MEASUREMENT.overrun * seconds, self._until_late_end))
+        return TimeLimit(wanted, min(MEASUREMENT.longest_overrun * seconds, self._until_late_end))
 
     # The largest micro-batch
 
@@ -163,7 +163,7 @@ class TimeBudget:
             return NO_LIMIT
         free = max(0.0, self._until_late_end - self._late_proof(knobs, price))
         wanted = max(free / SEARCH.trials_in_short, price.costs.shortest(knobs))
-        return TimeLimit(min(wanted, free), min(MEASUREMENT.overrun * wanted, free))
+        return TimeLimit(min(wanted, free), min(MEASUREMENT.longest_overrun * wanted, free))
 
     def lacks_for_late_trial(self, knobs: Knobs, price: FinalsPrice) -> float:
         """Return seconds that are missing for such a trial and its proof; at most 0 if none are."""
@@ -185,7 +185,7 @@ class TimeBudget:
         free, shortest = self._for_search(price), price.costs.shortest(self._baseline)
         wanted = max(share * free, shortest)
         most = max(
-            MEASUREMENT.overrun * (wanted + compiling),
+            MEASUREMENT.longest_overrun * (wanted + compiling),
             MEASUREMENT.longer_launch * (shortest + compiling),
         )
         soft = max(0.0, min(wanted, free - compiling))
@@ -218,7 +218,7 @@ class TimeBudget:
         trial = max(costs.shortest(knobs), costs.expected(knobs, None))
         for_proof = trial + price.of_untried(knobs) - self._until_late_end
         # Part of any further wall time is reserved for the proof: the rest of it helps the search.
-        in_search = (costs.shortest(knobs) - self._for_search(price)) / (1 - PROOF.reserved)
+        in_search = (costs.shortest(knobs) - self._for_search(price)) / (1 - PROOF.reserved_share)
         return max(for_proof, in_search)
 
     def why_spent(self, attempts: Attempts) -> SearchEnd | None:
@@ -287,7 +287,7 @@ class TimeBudget:
         if self._wall_time is None:
             return math.inf
         needed = price.shortest(self._until_late_end) + price.further_steps()
-        return self.left - max(PROOF.reserved * self._wall_time, needed)
+        return self.left - max(PROOF.reserved_share * self._wall_time, needed)
 
     def _for_search(self, price: FinalsPrice) -> float:
         """Return seconds that the search may still take.
@@ -346,7 +346,7 @@ class TimeBudget:
         if not self.limited:
             return NO_LIMIT
         wanted = max(share * self.left, shortest)
-        most = max(MEASUREMENT.overrun * wanted, self._until_late_end - others)
+        most = max(MEASUREMENT.longest_overrun * wanted, self._until_late_end - others)
         # A run that is begun has what shows something: the study may end a little later for it.
         return TimeLimit(min(wanted, max(shortest, self.left)), min(most, self._until_late_end))
 

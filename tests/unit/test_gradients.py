@@ -85,7 +85,7 @@ def test_formats_have_tolerances_in_their_order():
 
 def test_limits_of_every_format_widen_as_the_model_amplifies_rounding():
     kernels, narrow = (limits([one, FP32], amplified(0.3))[0] for one in (FP32, BF16))
-    assert narrow.whole == pytest.approx(0.3 * PROOF.limit_of_rounding, rel=0.01)
+    assert narrow.whole == pytest.approx(0.3 * PROOF.rounding_limit, rel=0.01)
     assert limits([FP32, FP32])[0].whole < kernels.whole < 0.02
     assert limits([BF16, FP32], amplified(0.01)) == limits([BF16, FP32])
     assert limits([BF16, FP32], amplified(math.nan)) == limits([BF16, FP32])

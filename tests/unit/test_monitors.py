@@ -135,8 +135,8 @@ def judged_at_its_end(blocks, reference=None):
     ("steps", "observed", "state"),
     [
         (PROOF.fewest_steps + 5, GRADIENT, "COMPLETE"),
-        (PROOF.start, GRADIENT, "COMPLETE"),
-        (PROOF.start - 1, GRADIENT, "ERROR"),
+        (PROOF.start_steps, GRADIENT, "COMPLETE"),
+        (PROOF.start_steps - 1, GRADIENT, "ERROR"),
         (PROOF.fewest_steps - 1, {}, "ERROR"),
     ],
 )

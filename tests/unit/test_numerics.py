@@ -211,9 +211,9 @@ def test_a_loss_that_rises_is_told_apart_by_no_less_than_its_own_spread(from_):
 
 @pytest.mark.parametrize("later", [0.0, 1e-3, -1e-3])
 def test_a_loss_that_begins_at_zero_is_compared(later):
-    rest = PROOF.most_steps - PROOF.start
+    rest = PROOF.most_steps - PROOF.start_steps
     reference, run = (
-        _curve([0.0] * PROOF.start + [factor * later] * rest) for factor in (1, 1.001)
+        _curve([0.0] * PROOF.start_steps + [factor * later] * rest) for factor in (1, 1.001)
     )
     assert agreement(run, reference).problem == ""
     without = dataclasses.replace(reference, first=None)

@@ -40,9 +40,9 @@ from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.confirmation_result import result_of
 from autotune.analysis.finalists import Selection
 from autotune.analysis.gate import GateRecord
+from autotune.analysis.policy import PROOF
 from autotune.analysis.rounds import replay
 from autotune.analysis.verdict import Kind
-from autotune.measurement.policy import PROOF
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from autotune.analysis.finalists import Candidate
+from autotune.analysis.policy import PROOF
 from autotune.analysis.process_spread import ProcessSpread
 from autotune.measurement.contrasts import (
     ONE_SIDED,
@@ -18,7 +19,6 @@ from autotune.measurement.contrasts import (
 )
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.group_sequential import look_level, looks_after_each_round
-from autotune.measurement.policy import PROOF
 
 Rounds = dict[int, dict[int, float]]
 """Round -> trial -> throughput."""

@@ -23,6 +23,7 @@ from autotune.analysis.memory import (
     tells_longest,
 )
 from autotune.analysis.outcomes import Failure, Outcomes, SearchBest, baseline_failure, soak_failure
+from autotune.analysis.policy import PROOF
 from autotune.analysis.provenance import Records
 from autotune.analysis.rounds import replay_study
 from autotune.analysis.sameness import Rules
@@ -31,7 +32,6 @@ from autotune.analysis.trial_ratios import trial_ratios
 from autotune.analysis.verdict import Contender, Finalist, Kind, Numerics, Verdict
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio, paired_ratio
-from autotune.measurement.policy import PROOF
 from storage import StoredStudy, StudyState
 
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Self
 
 from autotune.analysis.node_speeds import at_home_speed, pooled_baseline
 from autotune.analysis.noise_backfill import error_of
+from autotune.analysis.policy import PROOF
 from autotune.measurement.estimate import Ratio
-from autotune.measurement.policy import PROOF
 from autotune.search.ranking import Expectation, expectation
 from search_spaces.constraints import global_batch_size
 from storage import (

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from autotune.analysis.choice_rounds import Rounds
+from autotune.analysis.policy import PROOF
 from autotune.analysis.process_spread import ProcessSpread
 from autotune.measurement.contrasts import ONE_SIDED, Contrast, welch_contrast
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of, paired_ratio
-from autotune.measurement.policy import PROOF
 
 
 @dataclass

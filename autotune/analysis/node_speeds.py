@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self
 
 from autotune.analysis.noise_backfill import error_of, with_known_noise
-from autotune.measurement.policy import MEASUREMENT, PROOF
+from autotune.analysis.policy import ANALYSIS, PROOF
 from storage import AttemptResult, Attempts, Purpose, StoredAttempt
 
 
@@ -18,7 +18,7 @@ class NodeSpeed(NamedTuple):
     """Factor of the rates of a node, and its relative standard error."""
 
     factor: float = 1.0
-    error: float = MEASUREMENT.nodes_apart
+    error: float = ANALYSIS.nodes_apart
 
     def applied(self, result: AttemptResult) -> AttemptResult:
         """Return the result of a run on the node at the speed of the home node."""
@@ -32,7 +32,7 @@ class NodeSpeed(NamedTuple):
 
     def least(self, rate: float) -> float:
         """Return the least rate on the node that a rate of the home node amounts to."""
-        return rate / (self.factor * math.exp(MEASUREMENT.doubt_of_node * self.error))
+        return rate / (self.factor * math.exp(ANALYSIS.doubt_of_node * self.error))
 
 
 AT_HOME = NodeSpeed(1.0, 0.0)
@@ -128,9 +128,9 @@ def _speed(here: Sequence[StoredAttempt], there: Sequence[StoredAttempt]) -> Nod
     """Return the speed by the mean log rates of both nodes, drawn towards 1."""
     error = math.hypot(_error_of_mean(here), _error_of_mean(there))
     faster = _mean_log(here) - _mean_log(there)
-    if abs(faster) > MEASUREMENT.odd_node * math.hypot(MEASUREMENT.nodes_apart, error):
+    if abs(faster) > ANALYSIS.odd_node * math.hypot(ANALYSIS.nodes_apart, error):
         return NodeSpeed(math.exp(faster), error)
-    known = MEASUREMENT.nodes_apart**2 / (MEASUREMENT.nodes_apart**2 + error**2)
+    known = ANALYSIS.nodes_apart**2 / (ANALYSIS.nodes_apart**2 + error**2)
     return NodeSpeed(math.exp(known * faster), error * math.sqrt(known))
 
 

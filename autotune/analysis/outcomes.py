@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from autotune.analysis.node_speeds import at_home_speed
+from autotune.analysis.policy import ANALYSIS
 from autotune.analysis.trial_ratios import trial_ratios
 from autotune.measurement.estimate import Ratio
-from autotune.measurement.policy import MEASUREMENT
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredNoise
 
 _RUNS = (Purpose.FIT, Purpose.PROFILE, Purpose.SEARCH, Purpose.CALIBRATE)
@@ -127,7 +127,7 @@ def for_good(attempts: Attempts, since: int) -> StoredAttempt | None:
         return None
     new = [failure for failure in failures if failure.id > since]
     again = _reason(failures[-1]) == _reason(failures[-2])
-    return failures[-1] if again or len(new) >= MEASUREMENT.most_failures else None
+    return failures[-1] if again or len(new) >= ANALYSIS.most_failures else None
 
 
 def to_be_tried_again(attempts: Attempts, since: int) -> StoredAttempt | None:

@@ -14,12 +14,12 @@ from autotune.analysis.finalists import (
     Selection,
     candidates,
 )
+from autotune.analysis.policy import PROOF
 from autotune.analysis.process_spread import ProcessSpread
 from autotune.analysis.round_results import runs_that_compare
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.measure import Measure
-from autotune.measurement.policy import PROOF
 from storage import Attempts, Blocks, Purpose, StoredAttempt
 
 

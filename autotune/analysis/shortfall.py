@@ -11,8 +11,8 @@ from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.finalists import ranked
 from autotune.analysis.finals_price import FinalsPrice
 from autotune.analysis.outcomes import Failure
+from autotune.analysis.policy import PROOF
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of
-from autotune.measurement.policy import PROOF
 from storage import TRIAL_RUNS, Attempts, AttemptState, Purpose, StoredAttempt
 
 _ROUNDED_TO = 10.0
@@ -89,9 +89,8 @@ def _for_trials(price: FinalsPrice, wall_time: WallTime) -> float:
     """
     trials = PROOF.trials_asked * price.costs.shortest(price.baseline) + _replacement(price)
     needed = PROOF.time_asked * (trials + price.finals([price.baseline], PROOF.fewest_rounds))
-    shared = (trials + PROOF.reserved_share * wall_time.whole - wall_time.left) / (
-        1 - PROOF.reserved_share
-    )
+    reserved = PROOF.reserved_share
+    shared = (trials + reserved * wall_time.whole - wall_time.left) / (1 - reserved)
     return rounded_up(max(needed - wall_time.left, shared))
 
 

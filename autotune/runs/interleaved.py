@@ -20,6 +20,7 @@ from autotune.measurement.stop_rule import (
     seconds_of_compilation,
 )
 from autotune.runs.monitors import TimedMonitor
+from autotune.runs.policy import RUNS
 from autotune.worker.protocol import BlockReport, TrialReport, TrialRequest
 from storage import AttemptResult, AttemptState, Fault, StoredBlock
 
@@ -27,7 +28,7 @@ _TRIAL, _BASELINE = 0, 1
 
 
 def interleaved(
-    asked: TrialRequest, interleaved_block_seconds: float = MEASUREMENT.interleaved_block
+    asked: TrialRequest, interleaved_block_seconds: float = RUNS.interleaved_block
 ) -> TrialRequest:
     """Return the trial as a member of an interleaved group, with short blocks.
 
@@ -49,9 +50,9 @@ class InterleavedSchedule:
     over.
     """
 
-    least_cycles = MEASUREMENT.least_cycles
+    least_cycles = RUNS.least_cycles
     """Cycles that are run even if they take longer than the time per run."""
-    fewest_cycles = MEASUREMENT.fewest_cycles
+    fewest_cycles = RUNS.fewest_cycles
     """Fewest cycles of which an interval is meaningful."""
 
     def __init__(self, limits: Sequence[Limits], *, at_once: bool = False) -> None:
@@ -130,7 +131,7 @@ class InterleavedSchedule:
             return False
         shares = self._work_in_waits.setdefault(member, [])
         shares.append(seconds / block.seconds)
-        return len(shares) > 1 and statistics.median_low(shares) > MEASUREMENT.work_while_waiting
+        return len(shares) > 1 and statistics.median_low(shares) > RUNS.work_while_waiting
 
     def _repeat(self, member: int, block: BlockReport) -> None:
         """Let a member train a block again that does not count, or end all if there is no time."""
@@ -344,7 +345,7 @@ class PairedSchedule(InterleavedSchedule):
     It also ends as soon as the trial cannot catch up with the best any more.
     """
 
-    least_cycles = MEASUREMENT.least_cycles_of_pair
+    least_cycles = RUNS.least_cycles_of_pair
     fewest_cycles = MEASUREMENT.fewest_blocks
 
     def __init__(
@@ -361,7 +362,7 @@ class PairedSchedule(InterleavedSchedule):
         self._race = replace(trial, sigma_run=noise_of_pairs(trial.sigma_run))
         self.baseline_rate = baseline_rate
         # During its warm-up the machine may be far slower than when the best was measured.
-        hopeless = trial.incumbent_low / MEASUREMENT.machine_slower
+        hopeless = trial.incumbent_low / RUNS.machine_slower
         racing = replace(trial, incumbent_low=hopeless)
         super().__init__([racing, baseline], at_once=at_once)
 
@@ -405,7 +406,7 @@ class PairedSchedule(InterleavedSchedule):
         longer one.
         """
         whole = super()._longest(done)
-        return whole if done < MEASUREMENT.few_cycles else whole / 2
+        return whole if done < RUNS.few_cycles else whole / 2
 
     def _monitor(self, number: int, limits: Limits) -> MemberMonitor:
         kind = _PairedTrialMonitor if number == _TRIAL else _PairedBaselineMonitor

@@ -17,7 +17,7 @@ from autotune.measurement.numerics import (
     refuted,
     trajectory,
 )
-from autotune.measurement.policy import MEASUREMENT, PROOF
+from autotune.measurement.policy import GATE, MEASUREMENT
 from autotune.measurement.stop_rule import Limits, ObservedBlock, StopRule
 from autotune.worker.protocol import (
     STEPS_WITHOUT_DROPOUT,
@@ -192,7 +192,7 @@ class TrajectoryMonitor:
 
     def _too_short(self) -> str:
         """Return why the steps do not suffice, in words; empty if they do."""
-        needed = len(self._reference.losses) if self._reference else PROOF.most_steps
+        needed = len(self._reference.losses) if self._reference else GATE.most_steps
         if len(self.seen) >= needed or self._shows_enough():
             return ""
         return f"ended after {len(self.seen)} of {needed} steps"
@@ -204,8 +204,8 @@ class TrajectoryMonitor:
         """
         if self._reference is not None:
             return len(self.seen) >= len(self._reference.losses)
-        compared = len(self.seen) >= PROOF.start_steps and self._run.first is not None
-        return compared or len(self.seen) >= PROOF.fewest_steps
+        compared = len(self.seen) >= GATE.start_steps and self._run.first is not None
+        return compared or len(self.seen) >= GATE.fewest_steps
 
     def _shows_enough(self) -> bool:
         """Return whether a run with fewer steps than planned is judged all the same."""

@@ -6,10 +6,11 @@ from typing import Any
 from autotune.analysis import contributions
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.contributions import Step, ablation_rounds, reduce_winner
+from autotune.analysis.policy import PROOF
 from autotune.analysis.round_results import runs_that_compare
 from autotune.analysis.rounds import latest_gain_run
-from autotune.measurement.policy import PROOF
 from autotune.study.context import BASELINE
+from autotune.study.policy import STUDY
 from autotune.study.run_planner import PlannedAttempt
 from autotune.study.runner import Runner
 from storage import Purpose
@@ -56,7 +57,7 @@ class Ablation:
         assert chosen is not None
         both = confirmation.knobs_of(confirmation.members())
         price = self._runner.price
-        repeats = PROOF.most_repeats if confirmation.baseline_unsteady else 0
+        repeats = STUDY.most_repeats if confirmation.baseline_unsteady else 0
         kept = price.rounds(both, confirmation.to_prove_reduced)
         kept += repeats * price.costs.brief(self._setup.baseline)
         order = self._runner.drawn(step.configurations, "ablation", step.round)
@@ -66,7 +67,7 @@ class Ablation:
         if self._time.left < kept + rounds * price.one_by_one().round(missing):
             return False
         proof = len(both) * confirmation.to_prove_reduced
-        self._run_round(chosen, missing, step.round, PROOF.idle_rounds, proof)
+        self._run_round(chosen, missing, step.round, STUDY.idle_rounds, proof)
         return True
 
     def measure(self, chosen: int, winner: dict[str, Any], *, reduced: bool) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from autotune.measurement.measure import SAMPLES_PER_SECOND, Measure
 from autotune.measurement.noise import RepeatedRun, RunNoise, run_noise
 from autotune.measurement.policy import MEASUREMENT
+from autotune.study.policy import STUDY
 from storage import Attempts, AttemptState, Blocks, Purpose, StoredAttempt
 
 
@@ -57,8 +58,8 @@ class Calibration:
         first = min((one.id for one in again if one.environment == most), default=0)
         since = sum(trial.id > first for trial in attempts.searched())
         wanted = (
-            self._first_runs + since // MEASUREMENT.baseline_again_after
-            if since >= MEASUREMENT.baseline_first_after
+            self._first_runs + since // STUDY.baseline_again_after
+            if since >= STUDY.baseline_first_after
             else 1
         )
         return [*found, most] if _measured(own) and 0 < runs[most] < wanted else found

@@ -18,7 +18,6 @@ from autotune.analysis.process_spread import repeats_made
 from autotune.analysis.rounds import replay_study
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
-from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.runs.monitors import (
     FirstStepsMonitor,
     FitMonitor,
@@ -27,8 +26,10 @@ from autotune.runs.monitors import (
     TimedMonitor,
     TrajectoryMonitor,
 )
+from autotune.runs.policy import RUNS
 from autotune.study import finals_plan
 from autotune.study.ablation import Ablation
+from autotune.study.policy import STUDY
 from autotune.study.round_time import RoundTime
 from autotune.study.run_planner import PlannedAttempt
 from autotune.study.runner import Runner
@@ -142,7 +143,7 @@ class Finals:
                 "What ran on another machine is not compared with what runs now (rounds "
                 f"{numbers} of the confirmation): it is measured anew."
             )
-        if self._moves > PROOF.most_moves:
+        if self._moves > STUDY.most_moves:
             raise LauncherError(
                 f"the machine has changed {self._moves} times in the middle of the confirmation, and "
                 "nothing could be compared; see that its agents stay on one"
@@ -226,7 +227,7 @@ class Finals:
                 continue
             if self._time.left > costs.profile(knobs):
                 attempt = PlannedAttempt(trial, knobs, Purpose.EPOCHS)
-                self._runner.run_monitored(attempt, FitMonitor(MEASUREMENT.blocks_of_fit))
+                self._runner.run_monitored(attempt, FitMonitor(RUNS.blocks_of_fit))
                 return True
         return False
 
@@ -245,7 +246,7 @@ class Finals:
                 continue
             if self._time.left > price.costs.profile(knobs) + proof:
                 attempt = PlannedAttempt(trial, knobs, Purpose.LONGEST)
-                self._runner.run_monitored(attempt, FitMonitor(MEASUREMENT.blocks_of_fit))
+                self._runner.run_monitored(attempt, FitMonitor(RUNS.blocks_of_fit))
                 return True
         return False
 
@@ -284,9 +285,9 @@ class Finals:
         baseline, again = confirmation.baseline, repeats_made(self._context.attempts())
         if baseline is None or not confirmation.baseline_unsteady or confirmation.to_prove:
             return False
-        if confirmation.settled or again >= PROOF.most_repeats:
+        if confirmation.settled or again >= STUDY.most_repeats:
             return False
-        rounds_first = again >= PROOF.repeats_if_unsteady and not confirmation.decided()
+        rounds_first = again >= STUDY.repeats_if_unsteady and not confirmation.decided()
         members = confirmation.members()
         if rounds_first and self._round_time(confirmation).enough(members):
             return False

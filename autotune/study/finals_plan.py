@@ -11,7 +11,7 @@ from autotune.analysis.finalists import (
     timed_trials,
 )
 from autotune.analysis.finals_price import FinalsPrice
-from autotune.measurement.policy import PROOF
+from autotune.analysis.policy import PROOF
 from autotune.study.context import StudyContext
 from autotune.study.time_budget import TimeBudget
 from search_spaces.words import Knobs

@@ -11,12 +11,12 @@ from typing import Any
 from autotune.config import StudySpec
 from autotune.config.mistakes import LARGEST
 from autotune.errors import BadInput
-from autotune.measurement.policy import MEASUREMENT
 from autotune.runs.monitors import FitMonitor
-from autotune.search.policy import SEARCH
+from autotune.runs.policy import RUNS
 from autotune.search.space import divisors
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import TrialExecutor
+from autotune.study.policy import STUDY
 from autotune.study.run_planner import PlannedAttempt, RunPlanner
 from autotune.study.slot_pool import SlotPool
 from autotune.study.time_budget import TimeBudget
@@ -58,12 +58,12 @@ class Bracket:
                 return first
             return min(2 * self.fits, most) if self.fits < most else None
         room = self.fails - self.fits
-        return None if room <= max(1, self.fits // SEARCH.close_enough) else self.fits + room // 2
+        return None if room <= max(1, self.fits // STUDY.close_enough) else self.fits + room // 2
 
     def with_headroom(self, first: int) -> int:
         """Return the micro-batch to train with; at least the first if that fits."""
-        kept = int(SEARCH.fit_headroom * self.fits)
-        kept -= kept % SEARCH.batch_granule if kept >= 2 * SEARCH.batch_granule else 0
+        kept = int(STUDY.fit_headroom * self.fits)
+        kept -= kept % STUDY.batch_granule if kept >= 2 * STUDY.batch_granule else 0
         return max(1, kept, min(first, self.fits))
 
 
@@ -121,7 +121,7 @@ class LargestBatch:
         with TrialExecutor(self._context, pool, self._check) as executor:
             while (size := self._next(attempts)) is not None:
                 attempt = PlannedAttempt(BASELINE, self._knobs(size), Purpose.FIT)
-                limit, monitor = self._time.for_fit(attempts), FitMonitor(MEASUREMENT.blocks_of_fit)
+                limit, monitor = self._time.for_fit(attempts), FitMonitor(RUNS.blocks_of_fit)
                 executor.run(planner.monitored(attempt, limit, monitor))
                 attempts = self._context.attempts()
         runs = _runs(attempts)

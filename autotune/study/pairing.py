@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.costs import Costs
+from autotune.analysis.policy import ANALYSIS
 from autotune.analysis.wording import duration
 from autotune.measurement.noise import RunNoise, standard_error
-from autotune.measurement.policy import MEASUREMENT
+from autotune.runs.policy import RUNS
 from autotune.study.context import StudyContext
+from autotune.study.policy import STUDY
 from autotune.study.slot_pool import SlotPool
 from autotune.worker.protocol import TimeLimit
 from launchers import untimed_steps
@@ -46,7 +48,7 @@ class Residency:
         if len(knobs) < 2:
             return "there is only one"
         longest = max(map(self._context.costs().step, knobs))
-        if longest > MEASUREMENT.longest_turn_step:
+        if longest > STUDY.longest_turn_step:
             return f"a step of {longest:.1f} s is too long for turns"
         return self._shortage(peak_bytes, slots)
 
@@ -61,7 +63,7 @@ class Residency:
             there = setup.launcher.site.bytes_of_rank / slots
         elif not needed:
             return "how much memory they need is not known"
-        if needed <= MEASUREMENT.resident_share * there:
+        if needed <= STUDY.resident_share * there:
             return ""
         shares = f"{needed / _GIB:.2f} of the {there / _GIB:.2f} GiB"
         return f"by their peaks they need {shares} that a rank has"
@@ -115,9 +117,7 @@ class PairingPolicy:
 
     def _is_unsteady(self, own: StoredAttempt) -> bool:
         """Return whether the processes of the baseline lie far apart on its CUDA device."""
-        return (
-            self._context.on_device and (own.result.sigma_run or 0.0) > MEASUREMENT.unsteady_spread
-        )
+        return self._context.on_device and (own.result.sigma_run or 0.0) > ANALYSIS.unsteady_spread
 
     def on_one_environment(self) -> bool:
         """Return whether all slots are where the baseline's own trial ran.
@@ -203,7 +203,7 @@ class PairingPolicy:
     def _too_dear(self) -> str:
         """Return why the first pair is not worth its launch; empty if it is."""
         costs = self._context.costs()
-        launches, trials = 2 * costs.startup, MEASUREMENT.pair_worth * costs.trained
+        launches, trials = 2 * costs.startup, STUDY.pair_worth * costs.trained
         if launches <= trials:
             return ""
         return (
@@ -227,9 +227,9 @@ def why_not_comparable(noise: RunNoise, attempts: Attempts) -> str:
     if not runs:
         return ""
     error = math.hypot(noise.sigma_run, statistics.median(map(_error_of_blocks, runs)))
-    if error > MEASUREMENT.restless_error:
+    if error > STUDY.restless_error:
         return f"by the runs of the baseline one of them is off by {error:.1%} (standard error)"
-    if abs(noise.drift_per_hour or 0.0) > MEASUREMENT.pairing_drift:
+    if abs(noise.drift_per_hour or 0.0) > STUDY.pairing_drift:
         return f"the machine's speed drifts by {noise.drift_per_hour:+.1%} an hour"
     disturbed = sum(run.contended for run in runs)
     if 2 * disturbed > len(runs):
@@ -258,15 +258,15 @@ def lost_interleaved(attempts: Attempts) -> StoredAttempt | None:
 def _in_turn(costs: Costs, knobs: Mapping[str, Any]) -> float:
     """Return seconds of the shortest interleaved run after its launch."""
     step = costs.step(knobs)
-    turn = max(MEASUREMENT.interleaved_block, step) + untimed_steps(step) * step
-    return costs.first_step(knobs) + 2 * MEASUREMENT.fewest_turns * turn
+    turn = max(RUNS.interleaved_block, step) + untimed_steps(step) * step
+    return costs.first_step(knobs) + 2 * STUDY.fewest_turns * turn
 
 
 def _in_vain(attempts: Attempts) -> bool:
     """Return whether the latest paired trials were all lost: two may not fit at once."""
     newest_first = reversed(list(attempts.of(Purpose.SEARCH)))
     paired = (one.result.state for one in newest_first if attempts.paired_baseline_of(one))
-    vain = MEASUREMENT.pairs_in_vain
+    vain = STUDY.pairs_in_vain
     return list(itertools.islice(paired, vain)) == [AttemptState.LOST] * vain
 
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.finals_price import FinalsPrice
-from autotune.measurement.policy import PROOF
+from autotune.analysis.policy import PROOF
+from autotune.study.policy import STUDY
 from autotune.study.time_budget import TimeBudget
 from autotune.worker.protocol import TimeLimit
 from search_spaces.words import Knobs
@@ -73,7 +74,7 @@ class RoundTime:
 
     def _may_be_long_enough(self, members: Sequence[Knobs], rounds: int) -> bool:
         """Return whether so many rounds may be about as long as those before."""
-        least = PROOF.least_further * self._price.recorded_round(members)
+        least = STUDY.least_further * self._price.recorded_round(members)
         return rounds * least <= self._time.left
 
     def _seconds_like_before(self, runs: Sequence[Knobs], missing: Sequence[Knobs]) -> float:
@@ -91,7 +92,7 @@ class RoundTime:
         recorded, left = self._price.recorded_round, max(0.0, self._time.left)
         whole = recorded(self._confirmation.knobs_of(self._confirmation.members()))
         needed = recorded(missing) + max(0, self._confirmation.to_prove - 1) * whole
-        follows = left - needed >= PROOF.least_further * whole
+        follows = left - needed >= STUDY.least_further * whole
         return recorded(runs) * (1.0 if follows else left / needed)
 
     def _needed(self, missing: Sequence[int]) -> float:

@@ -13,13 +13,13 @@ from typing import Any
 from autotune.analysis.compilation import graph
 from autotune.analysis.finalists import may_be_faster
 from autotune.analysis.finals_price import FinalsPrice, ProofPlan
+from autotune.analysis.policy import PROOF
 from autotune.analysis.process_spread import ProcessSpread
 from autotune.analysis.shortfall import WallTime
 from autotune.measurement.measure import Measure
-from autotune.measurement.policy import MEASUREMENT, PROOF
-from autotune.search.policy import SEARCH
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.pairing import Residency, lost_interleaved
+from autotune.study.policy import STUDY
 from autotune.study.stopping import SearchEnd
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from search_spaces.words import Knobs
@@ -52,9 +52,9 @@ class TimeBudget:
         self._spread_of: dict[int, ProcessSpread | None] = {}
         """Spread between processes, by the id of the attempt whose steps tell it."""
         self._calibration_share = (
-            SEARCH.calibration_on_device if on_device else SEARCH.calibration_share
+            STUDY.calibration_on_device if on_device else STUDY.calibration_share
         )
-        self.rounds = min(context.setup.spec.measurement.rounds, PROOF.good_rounds)
+        self.rounds = min(context.setup.spec.measurement.rounds, STUDY.good_rounds)
         """Number of rounds of the confirmation among which its time is divided."""
 
     @property
@@ -88,7 +88,7 @@ class TimeBudget:
             return NO_LIMIT
         seconds = max(of_what_is_left * self.left, at_least)
         wanted = min(seconds, max(0.0, self.left))
-        return TimeLimit(wanted, min(MEASUREMENT.longest_overrun * seconds, self._until_late_end))
+        return TimeLimit(wanted, min(STUDY.longest_overrun * seconds, self._until_late_end))
 
     # The largest micro-batch
 
@@ -96,8 +96,8 @@ class TimeBudget:
         """Return the time limit of the next run for the largest micro-batch, before the search."""
         if self._wall_time is None:
             return NO_LIMIT
-        share = SEARCH.fit_budget * self._wall_time - _fit_seconds(attempts)
-        seconds = max(SEARCH.fit_least * self._wall_time, share)
+        share = STUDY.fit_budget * self._wall_time - _fit_seconds(attempts)
+        seconds = max(STUDY.fit_least * self._wall_time, share)
         return TimeLimit(seconds, seconds)
 
     def fit_is_spent(self, attempts: Attempts) -> bool:
@@ -105,7 +105,7 @@ class TimeBudget:
         budget, seconds = self._context.setup.spec.budget, _fit_seconds(attempts)
         hours = seconds * self._context.setup.launcher.ranks / 3600
         return any(
-            limit is not None and spent >= SEARCH.fit_budget * limit
+            limit is not None and spent >= STUDY.fit_budget * limit
             for spent, limit in ((seconds, budget.wall_time), (hours, budget.device_hours))
         )
 
@@ -118,8 +118,8 @@ class TimeBudget:
         """
         if self._wall_time is None:
             return NO_LIMIT
-        looks = SEARCH.opening_share * self._wall_time
-        built = SEARCH.first_trial_most * self._wall_time if self._context.profile_stays else 0.0
+        looks = STUDY.opening_share * self._wall_time
+        built = STUDY.first_trial_most * self._wall_time if self._context.profile_stays else 0.0
         return TimeLimit(looks, min(built + looks, self._until_late_end))
 
     def pays_to_look(self) -> bool:
@@ -129,7 +129,7 @@ class TimeBudget:
         """
         limit = self.for_opening()
         dear = self._on_device or not self._context.setup.spec.workload.reusable
-        return not dear or limit.hard >= SEARCH.shortest_look
+        return not dear or limit.hard >= STUDY.shortest_look
 
     def for_trial(self, attempts: Attempts, knobs: Knobs | None = None) -> TimeLimit:
         """Return the time limit of the next trial of the search.
@@ -141,11 +141,11 @@ class TimeBudget:
             return NO_LIMIT
         price = self.finals_price(attempts)
         if not price.costs.known:
-            measured = SEARCH.first_trial_share * self._wall_time
+            measured = STUDY.first_trial_share * self._wall_time
             wanted = measured + price.costs.startup
-            most = max(SEARCH.first_trial_most * self._wall_time, wanted)
+            most = max(STUDY.first_trial_most * self._wall_time, wanted)
             return TimeLimit(wanted, min(most, self._until_late_end))
-        to_come = max(1, SEARCH.trials_in_short - len(attempts.searched()))
+        to_come = max(1, STUDY.trials_in_short - len(attempts.searched()))
         costs = price.costs
         compiling = costs.compilation(knobs or self._baseline) - costs.compilation(self._baseline)
         return self._of_search(price, 1 / to_come, max(0.0, compiling))
@@ -162,8 +162,8 @@ class TimeBudget:
         if self._wall_time is None:
             return NO_LIMIT
         free = max(0.0, self._until_late_end - self._late_proof(knobs, price))
-        wanted = max(free / SEARCH.trials_in_short, price.costs.shortest(knobs))
-        return TimeLimit(min(wanted, free), min(MEASUREMENT.longest_overrun * wanted, free))
+        wanted = max(free / STUDY.trials_in_short, price.costs.shortest(knobs))
+        return TimeLimit(min(wanted, free), min(STUDY.longest_overrun * wanted, free))
 
     def lacks_for_late_trial(self, knobs: Knobs, price: FinalsPrice) -> float:
         """Return seconds that are missing for such a trial and its proof; at most 0 if none are."""
@@ -185,8 +185,8 @@ class TimeBudget:
         free, shortest = self._for_search(price), price.costs.shortest(self._baseline)
         wanted = max(share * free, shortest)
         most = max(
-            MEASUREMENT.longest_overrun * (wanted + compiling),
-            MEASUREMENT.longer_launch * (shortest + compiling),
+            STUDY.longest_overrun * (wanted + compiling),
+            STUDY.longer_launch * (shortest + compiling),
         )
         soft = max(0.0, min(wanted, free - compiling))
         return TimeLimit(soft, max(0.0, min(most, free)), compiling)
@@ -260,12 +260,12 @@ class TimeBudget:
         own = attempts.of(*SEARCH_RUNS).of_baseline().recorded()
         runs, allowed = own.complete(), self._context.setup.spec.measurement.baseline_runs
         most_undisturbed = 2 * sum(run.result.contended for run in runs) < len(runs)
-        if not runs or most_undisturbed or len(own) >= min(SEARCH.disturbed_runs, allowed):
+        if not runs or most_undisturbed or len(own) >= min(STUDY.disturbed_runs, allowed):
             return None
         price = self.finals_price(attempts)
         shortest = price.costs.shortest(self._baseline)
         proves = self.may_end(price.shortest(self._until_late_end))
-        much = self.left >= SEARCH.left_unused * self._wall_time
+        much = self.left >= STUDY.left_unused * self._wall_time
         fits = much and self.may_end(shortest)
         return self.share(self._calibration_share, shortest) if fits and not proves else None
 
@@ -279,7 +279,7 @@ class TimeBudget:
             return 0.0
         if price.plan.needed >= PROOF.fewest_rounds:
             seconds, whole = price.another_seed(first.knobs), self._wall_time or math.inf
-            return seconds if seconds <= PROOF.another_seed_most * whole else 0.0
+            return seconds if seconds <= STUDY.another_seed_most * whole else 0.0
         return 0.0 if price.plan.repeats else price.usual_round([own.knobs, first.knobs])
 
     def _free(self, price: FinalsPrice) -> float:
@@ -311,7 +311,7 @@ class TimeBudget:
         price = FinalsPrice(attempts, self._context.costs(), self._baseline, barred)
         if (spread := self._spread(attempts)) is None:
             return price
-        repeats = PROOF.repeats_if_unsteady if spread.unsteady(BASELINE) else 0
+        repeats = STUDY.repeats_if_unsteady if spread.unsteady(BASELINE) else 0
         at_once = self._may_be_resident(price)
         return replace(price, plan=ProofPlan(PROOF.fewest_alone, repeats, at_once))
 
@@ -346,15 +346,15 @@ class TimeBudget:
         if not self.limited:
             return NO_LIMIT
         wanted = max(share * self.left, shortest)
-        most = max(MEASUREMENT.longest_overrun * wanted, self._until_late_end - others)
+        most = max(STUDY.longest_overrun * wanted, self._until_late_end - others)
         # A run that is begun has what shows something: the study may end a little later for it.
         return TimeLimit(min(wanted, max(shortest, self.left)), min(most, self._until_late_end))
 
     def soak_seconds(self) -> float:
         """Return how long each of the two soak runs is to measure; 0 where that shows too little."""
-        rest = PROOF.soak_of_rest * self.left - self._context.costs().startup
-        seconds = min(PROOF.longest_soak, PROOF.soak_of_study * self.elapsed, rest)
-        return seconds if seconds >= PROOF.shortest_soak else 0.0
+        rest = STUDY.soak_of_rest * self.left - self._context.costs().startup
+        seconds = min(STUDY.longest_soak, STUDY.soak_of_study * self.elapsed, rest)
+        return seconds if seconds >= STUDY.shortest_soak else 0.0
 
     def for_soak(self, knobs: Knobs, seconds: float) -> TimeLimit:
         """Return the time limit of a soak run that trains for so many seconds."""
@@ -371,7 +371,7 @@ class TimeBudget:
     @property
     def _until_late_end(self) -> float:
         """Seconds that anything may still take."""
-        return max(0.0, self.left + MEASUREMENT.late_end * (self._wall_time or 0.0))
+        return max(0.0, self.left + STUDY.late_end * (self._wall_time or 0.0))
 
 
 def _fit_seconds(attempts: Attempts) -> float:

@@ -1,7 +1,8 @@
 """Numbers that decide: fields of frozen policies, each with its unit, its meaning and its source.
 
-Each package that decides has its policies in a module `policy`. The tables at the end of
-docs/measurement-appendix.md are made from them (tests/unit/test_policies.py).
+Each package that decides has its policies in a module `policy`; what several of them read is in that of
+the lowest. The tables at the end of docs/measurement-appendix.md are made from them
+(tests/unit/test_policies.py).
 """
 
 import dataclasses

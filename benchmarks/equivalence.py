@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from autotune.measurement.numerics import Equivalence, distance
-from autotune.measurement.policy import PROOF, ProofPolicy
+from autotune.measurement.policy import GATE, GatePolicy
 
 ASSUMED = (0.0, 0.1, 0.15, 0.2)
 STEPS, CORRELATION = 16, 0.3
@@ -40,7 +40,7 @@ def course(
 
 
 def passes(
-    generator: np.random.Generator, mean: float, between: float, within: float, policy: ProofPolicy
+    generator: np.random.Generator, mean: float, between: float, within: float, policy: GatePolicy
 ) -> bool:
     """Return whether a gate calls a distance equivalent."""
     runs: list[list[float]] = []
@@ -54,7 +54,7 @@ def passes(
 
 def cell(within: float, between: float, assumed: float, gates: int) -> dict[str, Any]:
     """Shares of one combination; each has the same courses as the others with its scatter."""
-    policy = dataclasses.replace(PROOF, seed_scatter=assumed)
+    policy = dataclasses.replace(GATE, seed_scatter=assumed)
     shares = {}
     for name, mean in (("passed_at_limit", LIMIT), ("passed_within", WITHIN)):
         generator = np.random.default_rng(1)

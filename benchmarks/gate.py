@@ -38,7 +38,7 @@ from autotune.measurement.numerics import (
     agreement,
     trajectory,
 )
-from autotune.measurement.policy import PROOF
+from autotune.measurement.policy import GATE
 from autotune.runs.monitors import FirstStepsMonitor, RunMonitor, TrajectoryMonitor
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT, BlockReport, TrialRequest
 from autotune.worker.rank.context import RankContext
@@ -139,7 +139,7 @@ class Bench:
         formats = (knobs, {**defaults(), **TRAINED})
         earlier: list[Pair] = []
         while True:
-            seed = run * PROOF.most_seeds + len(earlier)
+            seed = run * GATE.most_seeds + len(earlier)
             reference, rounding = self._reference(seed), self._rounding_of(seed)
             monitor = TrajectoryMonitor(reference, formats=formats, rounding=rounding)
             found = self._train(seed, knobs, fault, monitor)
@@ -185,7 +185,7 @@ class Bench:
         knobs: dict[str, Any],
         fault: str,
         judge: RunMonitor,
-        most: int = PROOF.most_steps,
+        most: int = GATE.most_steps,
     ) -> Trajectory:
         """Both ranks have the same blocks, and so come to the same end."""
         ranks = self._context.world_size

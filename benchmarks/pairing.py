@@ -23,7 +23,7 @@ from unittest import mock
 
 import yaml
 
-from autotune.analysis.levels import error_of
+from autotune.analysis.noise_backfill import error_of
 from autotune.config import load
 from autotune.service.daemon import Daemon
 from autotune.service.queues import this_queue
@@ -88,7 +88,7 @@ def searched(folder: Path, trials: int, seed: int, *, paired: bool) -> dict[str,
     repository = Repository(Database(f"sqlite:///{folder / 'study.db'}"))
     submit(repository, load(folder / "study.yaml"), folder)
     if paired:
-        why = mock.patch("autotune.study.pairing.unrest", lambda *_: "it is asked for")
+        why = mock.patch("autotune.study.pairing.why_not_comparable", lambda *_: "it is asked for")
     else:
         why = mock.patch.object(PairingPolicy, "baseline_rate", lambda *_: None)
     with why:

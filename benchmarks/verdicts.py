@@ -40,9 +40,9 @@ from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.confirmation_result import result_of
 from autotune.analysis.finalists import Selection
 from autotune.analysis.gate import GateRecord
+from autotune.analysis.policy import PROOF
 from autotune.analysis.rounds import replay
 from autotune.analysis.verdict import Kind
-from autotune.measurement.policy import PROOF
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
@@ -244,7 +244,7 @@ def _judged(
         width=math.log(printed.high / printed.low) / 2 if printed and printed.low > 0 else math.nan,
         near=chosen >= best - NEAR,
         denied=verdict.kind == Kind.NOTHING_BETTER
-        and max(world.truth(*pair) for pair in pairs.values()) > math.log1p(PROOF.alike),
+        and max(world.truth(*pair) for pair in pairs.values()) > math.log1p(PROOF.alike_distance),
         rounds=rounds,
         runs=runs,
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.analysis.finalists import ConfirmationResult
 from autotune.analysis.first_updates import is_other_split
-from autotune.analysis.levels import levelled
+from autotune.analysis.node_speeds import at_home_speed
 from autotune.measurement.estimate import Ratio, paired_ratio
 from search_spaces.constraints import global_batch_size
 from search_spaces.words import Knobs
@@ -82,7 +82,7 @@ def best_per_batch(
     refused = {
         a.trial for a in attempts.of(Purpose.NUMERICS) if a.result.state == AttemptState.REFUSED
     }
-    attempts = levelled(attempts)
+    attempts = at_home_speed(attempts)
     grouped: dict[int, list[BatchBest]] = {}
     for attempt in attempts.searched().measured():
         if attempt.trial not in refused:

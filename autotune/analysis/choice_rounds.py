@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from autotune.analysis.finalists import Candidate
+from autotune.analysis.policy import PROOF
 from autotune.analysis.process_spread import ProcessSpread
 from autotune.measurement.contrasts import (
     ONE_SIDED,
@@ -18,7 +19,6 @@ from autotune.measurement.contrasts import (
 )
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.group_sequential import look_level, looks_after_each_round
-from autotune.measurement.policy import PROOF
 
 Rounds = dict[int, dict[int, float]]
 """Round -> trial -> throughput."""
@@ -69,7 +69,7 @@ class ChoiceRounds:
         leader = self.leader()
         if self.baseline is not None and not self.beats_baseline(leader):
             return self.most_gain() <= PROOF.no_gain
-        return self.behind(leader) <= PROOF.alike or self._risk(leader) <= PROOF.no_gain
+        return self.behind(leader) <= PROOF.alike_distance or self._risk(leader) <= PROOF.no_gain
 
     def drop_hopeless(self, closed: int) -> None:
         """Drop finalists that cannot be the best, once there are enough rounds."""
@@ -78,7 +78,7 @@ class ChoiceRounds:
         leader = self.leader()
         for trial in self.members():
             rival = trial not in (leader, self.baseline)
-            if rival and self.contrast(trial, leader).chance < PROOF.hopeless:
+            if rival and self.contrast(trial, leader).chance < PROOF.hopeless_chance:
                 self.dropped[trial] = closed
 
     def leader(self) -> int:
@@ -162,7 +162,7 @@ class ChoiceRounds:
     def level(self, rounds: int) -> float:
         """Return the one-sided level of one finalist's look after so many rounds."""
         finalists = len(self.candidates) - (self.baseline is not None)
-        return self._spent(PROOF.error / max(1, finalists), rounds)
+        return self._spent(PROOF.false_better / max(1, finalists), rounds)
 
     def _spent(self, error: float, rounds: int) -> float:
         """Return the share of an error of all looks that the look after so many rounds may spend."""
@@ -190,14 +190,14 @@ class ChoiceRounds:
         return _rates(self.rounds, trial)
 
     def _as_good(self, trial: int) -> bool:
-        if trial == self.baseline or self.behind(trial) > PROOF.tied:
+        if trial == self.baseline or self.behind(trial) > PROOF.tied_distance:
             return False
         return self.baseline is None or self.beats_baseline(trial)
 
     def _memory(self, trial: int) -> float:
         # Peaks of the same configuration differ by a few percent from run to run.
         peak = self.candidates[trial].peak_bytes
-        return round(math.log(max(peak, 1)) / math.log(1 + PROOF.alike) / 2)
+        return round(math.log(max(peak, 1)) / math.log(1 + PROOF.alike_distance) / 2)
 
     def _distance(self, trial: int) -> int:
         if self.baseline is None:

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.measurement.policy import MEASUREMENT
+from autotune.analysis.policy import ANALYSIS
 from search_spaces.words import Knobs
 
 _NONE = "none"
 _PRIOR = {
-    "default": MEASUREMENT.compile_default,
-    "reduce-overhead": MEASUREMENT.compile_graphs,
-    "max-autotune": MEASUREMENT.compile_max,
-    "max-autotune-no-cudagraphs": MEASUREMENT.compile_max,
+    "default": ANALYSIS.compile_default,
+    "reduce-overhead": ANALYSIS.compile_graphs,
+    "max-autotune": ANALYSIS.compile_max,
+    "max-autotune-no-cudagraphs": ANALYSIS.compile_max,
 }
 """Seconds by mode on a CUDA device."""
 _GRAPH = ("micro_batch", "precision", "compile", "compile_scope", "float8", "attention")
@@ -58,9 +58,9 @@ class Compilation:
             return 0.0
         own = [one.seconds for one in self.seen if one.graph == graph(knobs)]
         if own:
-            return MEASUREMENT.compile_warm * own[0] if len(own) == 1 else own[-1]
+            return ANALYSIS.compile_warm * own[0] if len(own) == 1 else own[-1]
         too_short = [one.seconds for one in self.in_vain if _alike(one.knobs, knobs)]
-        return max(self._cold(knobs), MEASUREMENT.compile_longer * max(too_short, default=0.0))
+        return max(self._cold(knobs), ANALYSIS.compile_longer * max(too_short, default=0.0))
 
     def once(self, knobs: Knobs) -> "Compilation":
         """Return the price once this configuration has run."""
@@ -76,14 +76,14 @@ class Compilation:
             return statistics.median(alike)
         mode, float8 = (
             knobs["compile"],
-            MEASUREMENT.compile_float8 if knobs["float8"] != _NONE else 0.0,
+            ANALYSIS.compile_float8 if knobs["float8"] != _NONE else 0.0,
         )
         plain = [
             one.seconds
             for one in first
             if one.knobs["compile"] == mode and one.knobs["float8"] == _NONE
         ]
-        prior = _PRIOR[mode] if self.device == "cuda" else MEASUREMENT.compile_on_cpu
+        prior = _PRIOR[mode] if self.device == "cuda" else ANALYSIS.compile_on_cpu
         return float8 + (statistics.median(plain) if plain else prior)
 
 

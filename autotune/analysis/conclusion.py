@@ -13,6 +13,7 @@ from autotune.analysis.confirmation_result import result_of
 from autotune.analysis.costs import CostRecords
 from autotune.analysis.estimates import leader, soak
 from autotune.analysis.finalists import ConfirmationResult, FinalistResult, Selection
+from autotune.analysis.finals_price import FinalsPrice, ProofPlan
 from autotune.analysis.gate import GateRecord, touched
 from autotune.analysis.memory import (
     Memory,
@@ -22,15 +23,15 @@ from autotune.analysis.memory import (
     tells_longest,
 )
 from autotune.analysis.outcomes import Failure, Outcomes, SearchBest, baseline_failure, soak_failure
-from autotune.analysis.proof import Proof, Shortfall, WallTime, lacks_time, shortfall
+from autotune.analysis.policy import PROOF
 from autotune.analysis.provenance import Records
 from autotune.analysis.rounds import replay_study
 from autotune.analysis.sameness import Rules
+from autotune.analysis.shortfall import Shortfall, WallTime, lacks_time, shortfall
 from autotune.analysis.trial_ratios import trial_ratios
 from autotune.analysis.verdict import Contender, Finalist, Kind, Numerics, Verdict
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio, paired_ratio
-from autotune.measurement.policy import PROOF
 from storage import StoredStudy, StudyState
 
 
@@ -41,18 +42,14 @@ class VerdictInputs(NamedTuple):
         ended: True if the study has measured all that it is to measure.
         left: seconds of its wall time that are left; None: it has no limit.
         selection: choice of its finalists; None: by its settings alone.
-        needed: rounds that a proof needs; the search leaves time for them.
-        repeats: runs of the baseline besides those rounds.
-        at_once: True if the members of a round are launched at once.
+        plan: runs that the proof of its gain takes.
     """
 
     name: str
     ended: bool
     left: float | None = None
     selection: Selection | None = None
-    needed: int = PROOF.fewest_rounds
-    repeats: int = 0
-    at_once: bool = False
+    plan: ProofPlan = ProofPlan()
 
     @classmethod
     def of(cls, study: StoredStudy, spec: StudySpec) -> Self:
@@ -66,14 +63,14 @@ def build_verdict(records: Records, spec: StudySpec, facts: VerdictInputs) -> Ve
     """Return the answer that the records of a study support; it is provisional until the study ends."""
     attempts, baseline = records.attempts, spec.full_baseline()
     checks = gate.record(attempts, records.blocks, baseline, Rules.of(spec))
-    out = Barred.of_study(attempts, records.blocks, spec)
-    confirmation = replay_study(attempts, spec, records.blocks, facts.selection, out.trials)
+    barred = Barred.of_study(attempts, records.blocks, spec)
+    confirmation = replay_study(attempts, spec, records.blocks, facts.selection, barred.trials)
     if facts.ended:
         if confirmation is not None:
             confirmation.end()
         costs = CostRecords(records.blocks, records.device).by(attempts)
-        proof = Proof(attempts, costs, baseline, out, facts.needed, facts.repeats, facts.at_once)
-        found = _final(records, confirmation, checks, proof, _wall_time(spec, facts))
+        price = FinalsPrice(attempts, costs, baseline, barred, facts.plan)
+        found = _final(records, confirmation, checks, price, _wall_time(spec, facts))
     else:
         found = _provisional(records, confirmation, checks, baseline)
     found = dataclasses.replace(
@@ -97,18 +94,18 @@ def _final(
     records: Records,
     confirmation: Confirmation | None,
     checks: GateRecord,
-    proof: Proof,
+    price: FinalsPrice,
     wall_time: WallTime | None,
 ) -> Verdict:
     """Return the answer of a study that has ended, by its search and its rounds."""
     attempts = records.attempts
-    lacking = shortfall(confirmation, proof, wall_time)
+    lacking = shortfall(confirmation, price, wall_time)
     if lacks_time(confirmation, attempts, limited=wall_time is not None):
         return Verdict(
             Kind.NOT_ENOUGH_TIME,
             missing_seconds=lacking.seconds,
             hindrance=lacking.hindrance,
-            search_best=SearchBest.of(attempts, records.noise, proof.barred.trials),
+            search_best=SearchBest.of(attempts, records.noise, price.barred.trials),
             refused=checks.refused,
         )
     if confirmation is None or not confirmation.members() or not confirmation.rounds:
@@ -117,13 +114,13 @@ def _final(
     found = conclude(result_of(confirmation), records.world_size, checks, failure, lacking)
     if found.kind is not Kind.NOTHING_BETTER or len(found.finalists) > 1:
         return found
-    return dataclasses.replace(found, unmeasured_leader=unmeasured_leader(proof))
+    return dataclasses.replace(found, unmeasured_leader=unmeasured_leader(price))
 
 
-def unmeasured_leader(proof: Proof) -> Contender | None:
+def unmeasured_leader(price: FinalsPrice) -> Contender | None:
     """Return the trial that looked fastest, and faster than the baseline; None if none did."""
-    ratios = trial_ratios(proof.attempts, None)
-    looked = [one for one in proof.eligible() if one.trial in ratios]
+    ratios = trial_ratios(price.attempts, None)
+    looked = [one for one in price.eligible() if one.trial in ratios]
     first = max(looked, key=lambda one: ratios[one.trial].ratio.value, default=None)
     if first is None or ratios[first.trial].ratio.value <= 1:
         return None
@@ -231,7 +228,7 @@ def _kept(result: ConfirmationResult, missing: Shortfall, common: dict[str, Any]
     most = result.most_gain
     assert most is not None  # it is the choice
     common |= {"speedup": Ratio(1, 1, 1), "most_gain": most if math.isfinite(most) else None}
-    if result.contender is None or most <= PROOF.alike:
+    if result.contender is None or most <= PROOF.alike_distance:
         return Verdict(Kind.NOTHING_BETTER, **common)
     other = result.finalists[result.contender]
     assert other.gain is not None  # it is still in

@@ -16,10 +16,10 @@ from typing import Any
 from autotune.analysis.choice_rounds import ChoiceRounds, Rounds
 from autotune.analysis.finalists import Candidate
 from autotune.analysis.gain_rounds import GainRounds, rounds_wanted
+from autotune.analysis.policy import PROOF
 from autotune.analysis.process_spread import ProcessSpread
 from autotune.analysis.round_results import round_results, runs_that_compare
 from autotune.measurement.estimate import Ratio
-from autotune.measurement.policy import PROOF
 from storage import Attempts, Purpose
 
 

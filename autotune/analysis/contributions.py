@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.analysis.first_updates import is_other_split
+from autotune.analysis.policy import PROOF
 from autotune.analysis.round_results import runs_that_compare
 from autotune.measurement.contrasts import Contrast, Rates, contrast
 from autotune.measurement.estimate import CONFIDENCE, Ratio
 from autotune.measurement.group_sequential import look_level, looks_after_each_round
-from autotune.measurement.policy import PROOF
 from search_spaces import Facts, infeasible
 from search_spaces.constraints import Conflict, asked_by, broken, conflicts_in
 from search_spaces.words import Knobs

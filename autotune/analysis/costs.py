@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from autotune.analysis.compilation import Compilation, Compiled, compiles, graph
-from autotune.measurement.policy import MEASUREMENT, PROOF
+from autotune.analysis.policy import ANALYSIS
+from autotune.measurement.policy import GATE, MEASUREMENT
 from autotune.measurement.step_series import Onset, OnsetBound
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT
 from search_spaces.constraints import why_not_taken_over
@@ -153,7 +154,7 @@ class Costs:
     def slow_startup(self) -> float:
         """Return the time before the first step that a plan counts on: nearly the longest seen."""
         seen = sorted(self._launches) or [self._looked]
-        return seen[math.ceil(MEASUREMENT.slow_launch * len(seen)) - 1]
+        return seen[math.ceil(ANALYSIS.slow_launch * len(seen)) - 1]
 
     @property
     def longest_startup(self) -> float:
@@ -191,16 +192,16 @@ class Costs:
             warm: configuration of warm workers on a slot; None: there are none.
         """
         if not self.known:
-            return MEASUREMENT.unknown_seconds
+            return ANALYSIS.unknown_seconds
         taken_over = warm is not None and not why_not_taken_over(warm, knobs)
         alike = [run for run in self._runs if run.taken_over == taken_over] or self._runs
         usual = statistics.median(run.trained - run.compiling for run in alike)
         compiled = taken_over and warm is not None and graph(warm) == graph(knobs)
         usual += 0.0 if compiled else self.compilation(knobs)
         first = self.step(knobs) if compiled and compiles(knobs) else self.first_step(knobs)
-        fewest = first + MEASUREMENT.fewest_timed_steps * self.step(knobs)
+        fewest = first + ANALYSIS.fewest_timed_steps * self.step(knobs)
         return max(
-            MEASUREMENT.least_seconds,
+            ANALYSIS.least_seconds,
             (self.switch if taken_over else self.startup) + max(usual, fewest),
         )
 
@@ -246,7 +247,7 @@ class Costs:
             knobs: configuration of the run.
             slow: True for a slow launch.
         """
-        steps = self.first_step(knobs) + MEASUREMENT.brief_steps * self.step(knobs)
+        steps = self.first_step(knobs) + ANALYSIS.brief_steps * self.step(knobs)
         startup = self.slow_startup if slow else self.startup
         return max(startup + steps, self._longer_than_before(knobs, Purpose.REPEAT))
 
@@ -268,11 +269,11 @@ class Costs:
             for a in self._in_vain
             if a.purpose in purposes and a.knobs == knobs
         )
-        return MEASUREMENT.longer_after_failure * max(too_short, default=0.0)
+        return ANALYSIS.longer_after_failure * max(too_short, default=0.0)
 
     def _counted(self, knobs: Knobs) -> float:
         """Return seconds of the steps that count in the shortest timed run."""
-        fewest = MEASUREMENT.fewest_timed_steps * self.step(knobs)
+        fewest = ANALYSIS.fewest_timed_steps * self.step(knobs)
         beside_long_first_step = compiles(knobs) or self._on_device
         return max(fewest, self._least_timed) if beside_long_first_step else fewest
 
@@ -281,9 +282,9 @@ class Costs:
         """Return seconds of steps that the shortest timed run takes, whatever a step takes."""
         launch = self.slow_startup
         if self._on_device:
-            return MEASUREMENT.least_timed_on_device * launch
-        warming = min(MEASUREMENT.cold, MEASUREMENT.cold_share * launch)
-        return max(MEASUREMENT.least_timed * launch, warming)
+            return ANALYSIS.least_timed_on_device * launch
+        warming = min(ANALYSIS.cold_seconds, ANALYSIS.cold_share * launch)
+        return max(ANALYSIS.least_timed * launch, warming)
 
     @property
     def _on_device(self) -> bool:
@@ -320,17 +321,17 @@ class Costs:
         """
         own = [steps for knobs, steps in self._references if knobs == safe]
         known = own or [steps for _, steps in self._references]
-        return max([PROOF.fewest_steps, *known])
+        return max([GATE.fewest_steps, *known])
 
     def _slower(self, knobs: Knobs) -> float:
         """Return the factor by which a number format is slower than those that have been timed."""
         timed = any(run.knobs["precision"] == knobs["precision"] for run in self._runs)
         full = self._compilation.device == "cuda" and knobs["precision"] == "fp32"
-        return MEASUREMENT.full_precision if full and not timed and self.known else 1.0
+        return ANALYSIS.full_precision if full and not timed and self.known else 1.0
 
     def profile(self, knobs: Knobs) -> float:
         """Return seconds of the shortest look at what a step is made of."""
-        return self.slow_startup + MEASUREMENT.profiled_steps * self.step(knobs)
+        return self.slow_startup + ANALYSIS.profiled_steps * self.step(knobs)
 
     def _samples(self, knobs: Knobs) -> float:
         first = self._runs[0]
@@ -362,7 +363,7 @@ class CostRecords:
 
     def _by(self, attempts: Attempts) -> Costs:
         every = list(attempts.of(*SEARCH_RUNS, *COMPARED_RUNS).complete())
-        timed = [*every[:1], *every[1:][-MEASUREMENT.runs_looked_at :]]
+        timed = [*every[:1], *every[1:][-ANALYSIS.runs_looked_at :]]
         runs, looked = self._times(timed), self._look(attempts)
         launch = Costs(runs, looked=looked).startup
         # A check of a graph that was timed is its second run, and tells what the next one will take.

@@ -9,8 +9,8 @@ from typing import Any
 
 from autotune.analysis.batches import batch_change
 from autotune.analysis.gate import GateRecord, touched
-from autotune.analysis.levels import levelled
 from autotune.analysis.memory import outgrown
+from autotune.analysis.node_speeds import at_home_speed
 from autotune.analysis.outcomes import Outcomes, baseline_failure
 from autotune.analysis.round_results import failed_in_a_round
 from autotune.analysis.trial_ratios import TrialRatio, log_half_width, trial_ratios
@@ -155,7 +155,7 @@ def _ranked(attempts: Attempts, checks: GateRecord) -> list[StoredAttempt]:
     own = attempts.baseline()
     out = {*outgrown(attempts), *(refused.trial for refused in checks.refused)}
     out |= failed_in_a_round(attempts) - {own.trial if own else None}
-    searched = levelled(attempts).searched().complete().measured()
+    searched = at_home_speed(attempts).searched().complete().measured()
     return sorted((one for one in searched if one.trial not in out), key=lambda one: -_speed(one))
 
 

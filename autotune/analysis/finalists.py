@@ -5,9 +5,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from autotune.analysis.levels import error_of, levelled, pooled_baseline
+from autotune.analysis.node_speeds import at_home_speed, pooled_baseline
+from autotune.analysis.noise_backfill import error_of
+from autotune.analysis.policy import PROOF
 from autotune.measurement.estimate import Ratio
-from autotune.measurement.policy import PROOF
 from autotune.search.ranking import Expectation, expectation
 from search_spaces.constraints import global_batch_size
 from storage import (
@@ -183,12 +184,12 @@ def ranked(attempts: Attempts) -> list[StoredAttempt]:
 
 
 def _ranked(attempts: Attempts) -> list[StoredAttempt]:
-    return fastest_first(_not_refused(attempts, levelled(attempts).searched().complete()))
+    return fastest_first(_not_refused(attempts, at_home_speed(attempts).searched().complete()))
 
 
 def timed_trials(attempts: Attempts) -> list[StoredAttempt]:
     """Return what `ranked` does, and timed trials that were stopped early."""
-    return fastest_first(_not_refused(attempts, levelled(attempts).searched().measured()))
+    return fastest_first(_not_refused(attempts, at_home_speed(attempts).searched().measured()))
 
 
 def _not_refused(attempts: Attempts, several: Iterable[StoredAttempt]) -> list[StoredAttempt]:
@@ -232,7 +233,7 @@ def most_promising_first(several: Sequence[StoredAttempt]) -> list[StoredAttempt
 
 def _expected(several: Iterable[StoredAttempt]) -> tuple[list[StoredAttempt], Expectation]:
     """Return the trials that are looked at closely, the fastest first, and what is expected of them."""
-    close = [one for one in fastest_first(several)[: PROOF.ranked] if one.result.throughput]
+    close = [one for one in fastest_first(several)[: PROOF.ranked_trials] if one.result.throughput]
     rates = [one.result.throughput or _LEAST_RATE for one in close]
     return close, expectation(rates, [_error(a) for a in close], [a.knobs for a in close])
 
@@ -247,7 +248,7 @@ def possibly_faster(several: Sequence[StoredAttempt], margin: float) -> list[Sto
     return [
         one
         for place, one in enumerate(several)
-        if not place or _surplus(one, several[0], margin) > -PROOF.unlikely
+        if not place or _surplus(one, several[0], margin) > -PROOF.unlikely_errors
     ]
 
 

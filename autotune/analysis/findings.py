@@ -5,8 +5,8 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.analysis.policy import ANALYSIS
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
-from autotune.measurement.policy import MEASUREMENT
 from search_spaces import CATALOGUE, Facts, KnobValue
 from search_spaces.catalogue import without_target
 from search_spaces.constraints import unmet_needs
@@ -61,7 +61,7 @@ def findings(
     parts = [_part(name, made[name], facts, unusable) for name in _TEXTS]
     parts.append(_straggler(made[STRAGGLER], profile["parts"]))
     parts.sort(key=lambda finding: -(finding.share or 0.0))
-    worth = [finding for finding in parts if (finding.share or 0.0) >= MEASUREMENT.worth_saying]
+    worth = [finding for finding in parts if (finding.share or 0.0) >= ANALYSIS.worth_saying]
     found = [*worth, *_beside(profile, made, knobs, facts, rising)]
     return [
         dataclasses.replace(one, knobs=tuple(name for name in one.knobs if name not in unusable))
@@ -116,17 +116,17 @@ def _beside(
 ) -> list[Finding]:
     """Return findings that have no share of the step."""
     findings = []
-    if made["idle"] >= MEASUREMENT.worth_saying:
+    if made["idle"] >= ANALYSIS.worth_saying:
         text = f"the device does nothing in {made['idle']:.0%} of the time"
         findings.append(Finding("idle", made["idle"], text))
-    if rising is not None and rising >= MEASUREMENT.rising:
+    if rising is not None and rising >= ANALYSIS.rising_rate:
         text = (
             f"twice the micro-batch gives {rising:.2f}x the throughput: the batch is too small for "
             "the devices"
         )
         findings.append(Finding("batch", None, text, ("micro_batch", "accumulation_steps")))
     peaks = profile["peaks"]
-    if max(peaks) > MEASUREMENT.imbalance * min(peaks) > 0:
+    if max(peaks) > ANALYSIS.memory_imbalance * min(peaks) > 0:
         alone = knobs["parallelism"] == "data_parallel"
         one = "device" if alone else "rank"
         text = (
@@ -143,7 +143,7 @@ def _beside(
             "communication under automatic parallelisation; keep it first and index further in"
         )
         findings.append(Finding("layout", None, text))
-    if facts.device == "cuda" and int(knobs["log_interval"]) < MEASUREMENT.read_often:
+    if facts.device == "cuda" and int(knobs["log_interval"]) < ANALYSIS.read_often:
         text = f"the loss is read every {knobs['log_interval']} steps; every 10 to 100 is plenty"
         findings.append(Finding("logging", None, text, ("log_interval",)))
     return findings

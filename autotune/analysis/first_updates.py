@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from autotune.measurement.policy import PROOF
+from autotune.analysis.policy import PROOF
 from search_spaces.constraints import global_batch_size
 from search_spaces.words import Knobs
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from autotune.analysis.choice_rounds import Rounds
+from autotune.analysis.policy import PROOF
 from autotune.analysis.process_spread import ProcessSpread
 from autotune.measurement.contrasts import ONE_SIDED, Contrast, welch_contrast
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of, paired_ratio
-from autotune.measurement.policy import PROOF
 
 
 @dataclass
@@ -126,8 +126,10 @@ class GainRounds:
         if self.spread is None or not self.has_enough_rounds:
             return False
         gain = self.gain()
-        most = PROOF.coarsest if self.baseline_unsteady else PROOF.finest
-        wanted = max(PROOF.finest, min(PROOF.share_of_unsteady * math.log(gain.value), most))
+        most = PROOF.coarsest_half_width if self.baseline_unsteady else PROOF.finest_half_width
+        wanted = max(
+            PROOF.finest_half_width, min(PROOF.share_of_unsteady * math.log(gain.value), most)
+        )
         return gain.half_width <= wanted
 
     @property
@@ -156,7 +158,9 @@ def rounds_wanted(seen: Contrast, rounds: int, most: int) -> int:
         seen: gain by these rounds.
         most: most fresh rounds that are allowed.
     """
-    target = max(PROOF.finest, min(PROOF.share_of_gain * seen.value, PROOF.coarsest))
+    target = max(
+        PROOF.finest_half_width, min(PROOF.share_of_gain * seen.value, PROOF.coarsest_half_width)
+    )
     spread = seen.error * math.sqrt(rounds)  # of one pair
     wanted = min(PROOF.fewest_rounds, most)
     while wanted < most and half_width_of(spread, wanted) > target:

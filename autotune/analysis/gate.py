@@ -20,7 +20,7 @@ from autotune.measurement.numerics import (
     agreement,
     trajectory,
 )
-from autotune.measurement.policy import PROOF
+from autotune.measurement.policy import GATE
 from search_spaces import CATALOGUE, defaults
 from search_spaces.constraints import conflicts_in
 from search_spaces.knob import DATA, GRAPH
@@ -150,7 +150,7 @@ def _next_seed(
     done = list(attempts.of(Purpose.NUMERICS).conclusive().of_trial(trial))
     if done and not _is_open(done[-1], attempts, blocks):
         return None
-    for seed in range(1 + max((a.round for a in done), default=-1), PROOF.most_seeds):
+    for seed in range(1 + max((a.round for a in done), default=-1), GATE.most_seeds):
         references = attempts.of(Purpose.REFERENCE).with_seed(seed).conclusive().with_knobs(safe)
         if not references:
             return Check(Purpose.REFERENCE, trial, safe, seed)

@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from autotune.analysis.levels import levelled
+from autotune.analysis.node_speeds import at_home_speed
+from autotune.analysis.policy import ANALYSIS
 from autotune.analysis.trial_ratios import trial_ratios
 from autotune.measurement.estimate import Ratio
-from autotune.measurement.policy import MEASUREMENT
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredNoise
 
 _RUNS = (Purpose.FIT, Purpose.PROFILE, Purpose.SEARCH, Purpose.CALIBRATE)
@@ -86,9 +86,9 @@ class SearchBest:
             noise: newest run-to-run noise that the study has found; None: as recorded with each run.
             barred: trials that may not be recommended.
         """
-        level, ratios = levelled(attempts), trial_ratios(attempts, noise)
-        baseline = level.baseline()
-        complete = level.searched().complete()
+        at_home, ratios = at_home_speed(attempts), trial_ratios(attempts, noise)
+        baseline = at_home.baseline()
+        complete = at_home.searched().complete()
         allowed = (one for one in complete if one.trial not in barred)
         best = max(allowed, key=lambda a: a.result.throughput or 0.0, default=None)
         if baseline is None or best is None or best.trial not in ratios:
@@ -127,7 +127,7 @@ def for_good(attempts: Attempts, since: int) -> StoredAttempt | None:
         return None
     new = [failure for failure in failures if failure.id > since]
     again = _reason(failures[-1]) == _reason(failures[-2])
-    return failures[-1] if again or len(new) >= MEASUREMENT.most_failures else None
+    return failures[-1] if again or len(new) >= ANALYSIS.most_failures else None
 
 
 def to_be_tried_again(attempts: Attempts, since: int) -> StoredAttempt | None:

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from autotune.analysis.policy import ANALYSIS
 from autotune.measurement.contrasts import NO_VARIANCE, Arm, Variance
 from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.step_series import StepSeries, process_sigma, variance_of_mean_step
 from storage import Attempts, Blocks, Purpose, StoredAttempt
 
 _TIMED = (Purpose.SEARCH, Purpose.CONFIRM, Purpose.REPEAT)
-UNSTEADY = MEASUREMENT.unsteady
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ProcessSpread:
 
     def unsteady(self, trial: int) -> bool:
         """Return whether the processes of a trial's configuration lie far apart."""
-        return self.sigma.get(trial, MEASUREMENT.computing_processes) > UNSTEADY
+        return self.sigma.get(trial, MEASUREMENT.computing_processes) > ANALYSIS.unsteady_spread
 
     def arm(self, trial: int, rates: Sequence[float], baseline: int | None) -> Arm:
         """Return the runs of a trial's configuration, with what its steps let expect of them.
@@ -66,7 +66,7 @@ class ProcessSpread:
         """
         repeats, earlier = (self.repeats, self.earlier) if trial == baseline else ((), ())
         sigma = self.sigma.get(trial, MEASUREMENT.computing_processes)
-        between = Variance(sigma**2, MEASUREMENT.processes_df)
+        between = Variance(sigma**2, ANALYSIS.processes_df)
         return Arm([*rates, *repeats], between, self.within.get(trial, NO_VARIANCE), earlier)
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from autotune.measurement.policy import PROOF
+from autotune.analysis.policy import PROOF
 from storage import Attempts, Purpose
 
 

@@ -14,12 +14,12 @@ from autotune.analysis.finalists import (
     Selection,
     candidates,
 )
+from autotune.analysis.policy import PROOF
 from autotune.analysis.process_spread import ProcessSpread
 from autotune.analysis.round_results import runs_that_compare
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.measure import Measure
-from autotune.measurement.policy import PROOF
 from storage import Attempts, Blocks, Purpose, StoredAttempt
 
 
@@ -135,7 +135,7 @@ def _standing(confirmation: Confirmation) -> _Standing:
         return _Standing(stage, counts=True)
     rivals = [t for t in confirmation.members() if t != baseline and confirmation.rates(t)]
     gains = {trial: confirmation.gain(trial) for trial in rivals}
-    known = {t: g for t, g in gains.items() if 0 < g.high < PROOF.widest * g.low}
+    known = {t: g for t, g in gains.items() if 0 < g.high < PROOF.widest_bounds * g.low}
     return _Standing(stage, counts=True, so_far=known)
 
 

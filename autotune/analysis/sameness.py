@@ -20,9 +20,10 @@ from autotune.analysis.first_updates import (
     other_gradient,
     other_rate,
 )
+from autotune.analysis.policy import PROOF
 from autotune.analysis.wording import counted, difference
 from autotune.config.study import StudySpec
-from autotune.measurement.policy import PROOF
+from autotune.measurement.policy import GATE
 from autotune.worker.protocol import CHECKED_STEPS
 from search_spaces import CATALOGUE
 from search_spaces.knob import DATA, GRAPH, STATISTICS, Knob, KnobValue
@@ -247,7 +248,7 @@ class Comparison:
         )
 
     def _drift(self, seen: Seen) -> str:
-        if not seen.spread > PROOF.replicas >= self._base.spread:
+        if not seen.spread > GATE.replica_difference >= self._base.spread:
             return ""
         return (
             f"the ranks' models drift apart in its first {CHECKED_STEPS} steps (relative difference "

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.analysis.levels import levelled
+from autotune.analysis.node_speeds import at_home_speed
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.noise import noise_of_pairs, run_df, total_half_width
 from autotune.measurement.policy import MEASUREMENT
@@ -48,16 +48,16 @@ def trial_ratios(attempts: Attempts, noise: StoredNoise | None) -> dict[int, Tri
     Args:
         noise: newest run-to-run noise that the study has found; None: as recorded with each run.
     """
-    level = levelled(attempts)
+    at_home = at_home_speed(attempts)
     sigma = noise.sigma_run if noise else 0.0
-    runs = level.baseline_runs().measured()
-    own = level.baseline()
+    runs = at_home.baseline_runs().measured()
+    own = at_home.baseline()
     if own is None or not own.result.throughput:
         return {}
     df = run_df(len(runs))
     baseline = _mean(own, list(runs), sigma, df)
     found: dict[int, TrialRatio] = {}
-    for one in level.searched().measured():
+    for one in at_home.searched().measured():
         beside = attempts.paired_baseline_of(one)
         if one.trial == own.trial:
             found[one.trial] = TrialRatio(Ratio(1.0, 1.0, 1.0), False, own.name, baseline.rate)

@@ -10,9 +10,9 @@ from autotune.analysis.batches import BatchChange
 from autotune.analysis.gate import Refusal
 from autotune.analysis.memory import Memory, Outgrown
 from autotune.analysis.outcomes import Failure, Outcomes, SearchBest
+from autotune.analysis.policy import PROOF
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.numerics import Agreement
-from autotune.measurement.policy import PROOF
 from autotune.worker.decoding import decoded
 
 VERSION = 2

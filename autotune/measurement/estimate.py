@@ -18,8 +18,6 @@ from scipy import special
 from autotune.measurement.policy import MEASUREMENT
 
 CONFIDENCE = 0.95
-STEADY_BLOCKS = MEASUREMENT.steady_blocks
-_MIN_DF = MEASUREMENT.least_block_df
 _LARGEST_EXPONENT = math.log(sys.float_info.max)
 
 
@@ -67,7 +65,7 @@ def estimate(units: Sequence[float], seconds: Sequence[float]) -> Estimate:
     if count < 2:
         return Estimate(rate, math.inf, count)
     effective = effective_size(rates)
-    df = max(effective - 1, min(_MIN_DF, count - 1))
+    df = max(effective - 1, min(MEASUREMENT.least_block_df, count - 1))
     spread = float(np.std(rates, ddof=1))
     half_width = student(df) * spread / (rate * math.sqrt(effective))
     return Estimate(rate, half_width, count, df)
@@ -136,12 +134,12 @@ def steady(seconds_per_step: Sequence[float]) -> bool:
     """
     last = np.asarray(seconds_per_step[-MEASUREMENT.drift_blocks :], dtype=float)
     count = len(last)
-    if count < STEADY_BLOCKS:
+    if count < MEASUREMENT.steady_blocks:
         return False
     slope = abs(theil_sen(last))
     scatter = math.sqrt(float(np.mean(np.diff(last) ** 2)) / 2)
     error_of_slope = scatter * math.sqrt(12 / (count * (count**2 - 1)))
-    per_block = float(np.median(last)) / STEADY_BLOCKS
+    per_block = float(np.median(last)) / MEASUREMENT.steady_blocks
     explained = min(
         MEASUREMENT.steady_errors * error_of_slope, MEASUREMENT.most_steady_drift * per_block
     )
@@ -215,7 +213,10 @@ class Ratio:
         It reaches beyond 10 % to either side, and less than half of the difference is certain (in
         logarithms).
         """
-        return not self.tells(MEASUREMENT.least_certain) and self.half_width > MEASUREMENT.fine
+        return (
+            not self.tells(MEASUREMENT.least_certain)
+            and self.half_width > MEASUREMENT.fine_half_width
+        )
 
 
 def clearly_faster(ratio: Ratio) -> bool:
@@ -231,7 +232,7 @@ def half_width_of(spread: float, count: int) -> float:
 def half_width_of_mean(values: np.ndarray) -> float:
     """Return the half-width of the 95 % interval of the mean of correlated values, at least three."""
     effective = effective_size(values)
-    df = max(effective - 1, _MIN_DF)
+    df = max(effective - 1, MEASUREMENT.least_block_df)
     return student(df) * float(np.std(values, ddof=1)) / math.sqrt(effective)
 
 

@@ -10,19 +10,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from autotune.measurement.policy import PROOF
+from autotune.measurement.policy import GATE
 
 NULL = {
-    ("precision", "fp32"): PROOF.null_fp32,
-    ("precision", "tf32"): PROOF.null_tf32,
-    ("precision", "fp16"): PROOF.null_fp16,
-    ("precision", "bf16"): PROOF.null_bf16,
-    ("precision", "pure_bf16"): PROOF.null_pure_bf16,
-    ("gradient_compression", "fp16"): PROOF.null_sent_fp16,
-    ("gradient_compression", "bf16"): PROOF.null_sent_bf16,
-    ("fsdp_reduce_dtype", "bf16"): PROOF.null_sent_bf16,
-    ("float8", "tensorwise"): PROOF.null_float8,
-    ("float8", "rowwise"): PROOF.null_float8,
+    ("precision", "fp32"): GATE.null_fp32,
+    ("precision", "tf32"): GATE.null_tf32,
+    ("precision", "fp16"): GATE.null_fp16,
+    ("precision", "bf16"): GATE.null_bf16,
+    ("precision", "pure_bf16"): GATE.null_pure_bf16,
+    ("gradient_compression", "fp16"): GATE.null_sent_fp16,
+    ("gradient_compression", "bf16"): GATE.null_sent_bf16,
+    ("fsdp_reduce_dtype", "bf16"): GATE.null_sent_bf16,
+    ("float8", "tensorwise"): GATE.null_float8,
+    ("float8", "rowwise"): GATE.null_float8,
 }
 """Relative error of the whole gradient that a number format causes where all is well.
 
@@ -165,33 +165,33 @@ def limits(
         rounding: errors of plain autocast with the model, in both steps; empty if not known.
     """
     null = math.hypot(NULL["precision", "fp32"], *map(null_of, configurations))
-    factors = 1.0, PROOF.limit_of_second
-    plain = [_by_format(factor * PROOF.limit * null) for factor in factors]
-    if not rounding or not rounding[0].whole > PROOF.null_bf16:
+    factors = 1.0, GATE.second_step_limit
+    plain = [_by_format(factor * GATE.gradient_limit * null) for factor in factors]
+    if not rounding or not rounding[0].whole > GATE.null_bf16:
         return plain
     # Once weights differ, by however little, gradients drift apart: the second step has one limit.
-    errors = rounding[0].times(null / PROOF.null_bf16), RoundingErrors(*map(max, *rounding))
+    errors = rounding[0].times(null / GATE.null_bf16), RoundingErrors(*map(max, *rounding))
     each = zip(plain, errors, factors, strict=True)
     first, second = (
-        _amplified(one, error, factor * PROOF.limit_of_norm) for one, error, factor in each
+        _amplified(one, error, factor * GATE.norm_limit) for one, error, factor in each
     )
     if first.blind:
-        return [first._replace(turn=PROOF.largest_turn), second]
+        return [first._replace(turn=GATE.largest_turn), second]
     # Code that is wrong in bf16 is wrong under plain autocast, too.
-    return [first._replace(tensor=min(first.tensor, PROOF.largest_of_tensor)), second]
+    return [first._replace(tensor=min(first.tensor, GATE.largest_of_tensor)), second]
 
 
 def _by_format(size: float) -> GradientLimits:
-    largest = PROOF.largest_limit
-    return GradientLimits(min(largest, size), min(largest, PROOF.limit_of_tensor * size))
+    largest = GATE.largest_limit
+    return GradientLimits(min(largest, size), min(largest, GATE.tensor_limit * size))
 
 
 def _amplified(plain: GradientLimits, error: RoundingErrors, norm: float) -> GradientLimits:
     """Return the limits where rounding by itself causes these errors."""
-    norms = norm, PROOF.limit_of_tensor * norm
-    if error.whole > PROOF.largest_limit:
+    norms = norm, GATE.tensor_limit * norm
+    if error.whole > GATE.largest_limit:
         return GradientLimits(math.inf, math.inf, *norms)
-    whole, tensor = error.times(PROOF.limit_of_rounding)
+    whole, tensor = error.times(GATE.rounding_limit)
     return GradientLimits(max(plain.whole, whole), max(plain.tensor, tensor), *norms)
 
 
@@ -241,7 +241,7 @@ def _of_gradient(
     step: str, run: Sequence[Tensor], reference: Sequence[Tensor], limits: GradientLimits
 ) -> Iterator[Deviation]:
     whole = max(_norm(reference), _TINY)
-    sizes = [max(tensor.norm, PROOF.negligible * whole) for tensor in reference]
+    sizes = [max(tensor.norm, GATE.negligible_norm * whole) for tensor in reference]
     errors = [a.distance(b) for a, b in zip(run, reference, strict=True)]
     longer = [abs(a.norm - b.norm) for a, b in zip(run, reference, strict=True)]
     place, error = _furthest(errors, sizes)
@@ -253,7 +253,7 @@ def _of_gradient(
     of = f"gradient of {reference[place].name} in the {step} step"
     yield Deviation(f"the norm of its {its}", abs(_norm(run) - whole) / whole, limits.norm)
     yield Deviation(f"the norm of its {of}", error, limits.norm_of_tensor)
-    turns = [_turn(a, b, PROOF.negligible * whole) for a, b in zip(run, reference, strict=True)]
+    turns = [_turn(a, b, GATE.negligible_norm * whole) for a, b in zip(run, reference, strict=True)]
     place, turn = max(enumerate(turns), key=operator.itemgetter(1))
     of = f"gradient of {reference[place].name} in the {step} step"
     yield Deviation(f"the direction of its {of}", turn, limits.turn)
@@ -261,7 +261,7 @@ def _of_gradient(
 
 def _turn(run: Tensor, reference: Tensor, least: float) -> float:
     """Return the turn of a tensor; 0 where it is too small, or its norm below the least, to tell."""
-    if reference.size < PROOF.fewest_to_turn or reference.norm < least:
+    if reference.size < GATE.fewest_to_turn or reference.norm < least:
         return 0.0
     return run.turn(reference)
 

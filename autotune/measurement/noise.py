@@ -15,11 +15,8 @@ from autotune.measurement.contrasts import Variance, between_runs
 from autotune.measurement.estimate import CONFIDENCE, Estimate, student
 from autotune.measurement.policy import MEASUREMENT
 
-PRIOR_SIGMA = MEASUREMENT.prior_sigma
 _NORMAL = float(special.ndtri((1 + CONFIDENCE) / 2))
 _SECONDS_PER_HOUR = 3600.0
-FEWEST_FOR_DRIFT = MEASUREMENT.fewest_for_drift
-SHORTEST_FOR_DRIFT = MEASUREMENT.shortest_for_drift
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,9 @@ class RunNoise:
         return self.sigma_run / math.sqrt(2 * self.df)
 
 
-def run_noise(runs: Sequence[RepeatedRun], prior_sigma: float = PRIOR_SIGMA) -> RunNoise:
+def run_noise(
+    runs: Sequence[RepeatedRun], prior_sigma: float = MEASUREMENT.prior_sigma
+) -> RunNoise:
     """Return the relative standard deviation between runs that their own blocks do not explain.
 
     It is the variance of the log rates around their drift, if there is one, less the mean variance
@@ -75,7 +74,7 @@ def run_noise(runs: Sequence[RepeatedRun], prior_sigma: float = PRIOR_SIGMA) -> 
 
     Args:
         runs: runs of one configuration, in the same kind of processes as trials.
-        prior_sigma: value of an earlier study in the same environment, or PRIOR_SIGMA.
+        prior_sigma: value of an earlier study in the same environment, or MEASUREMENT.prior_sigma.
     """
     df = len(runs) - 1
     if df < 1:
@@ -100,7 +99,7 @@ def run_df(runs: int) -> float:
 def _drift(runs: Sequence[RepeatedRun], logs: np.ndarray) -> float | None:
     hours = [run.at / _SECONDS_PER_HOUR for run in runs]
     spanned = (max(hours) - min(hours)) * _SECONDS_PER_HOUR
-    if len(runs) < FEWEST_FOR_DRIFT or spanned < SHORTEST_FOR_DRIFT:
+    if len(runs) < MEASUREMENT.fewest_for_drift or spanned < MEASUREMENT.shortest_for_drift:
         return None
     from scipy import stats  # takes a second to import, and few commands need it
 
@@ -132,7 +131,7 @@ def interval_of_blocks(found: Estimate) -> tuple[float, float | None]:
 
 def noise_of_pairs(sigma_run: float) -> float:
     """Return the relative standard deviation between pairs, given that between single runs."""
-    return max(sigma_run / MEASUREMENT.pairing_gain, min(sigma_run, PRIOR_SIGMA))
+    return max(sigma_run / MEASUREMENT.pairing_gain, min(sigma_run, MEASUREMENT.prior_sigma))
 
 
 def total_half_width(block_half_width: float, sigma_run: float, df: float = math.inf) -> float:

@@ -24,7 +24,7 @@ from autotune.measurement.gradients import (
     RoundingErrors,
     first_problem,
 )
-from autotune.measurement.policy import PROOF, ProofPolicy
+from autotune.measurement.policy import GATE, GatePolicy
 
 _TINY = 1e-30
 """Least divisor."""
@@ -52,7 +52,7 @@ class Distance:
     df: float
     runs: int = 1
 
-    def within(self, margin: float, looks: int, policy: ProofPolicy = PROOF) -> Equivalence:
+    def within(self, margin: float, looks: int, policy: GatePolicy = GATE) -> Equivalence:
         """Return whether the curves lie within a margin of each other.
 
         One pair tells nothing about the scatter between seeds, and two or three little: a part of
@@ -63,13 +63,16 @@ class Distance:
             looks: largest number of tests, which share the level (Bonferroni).
             policy: levels, and scatter between seeds.
         """
-        if abs(self.mean) + self.half_width(margin, policy.level / looks, policy) < margin:
+        if (
+            abs(self.mean) + self.half_width(margin, policy.equivalence_level / looks, policy)
+            < margin
+        ):
             return Equivalence.EQUIVALENT
         if abs(self.mean) - self.half_width(margin, policy.surely_different, policy) > margin:
             return Equivalence.DIFFERENT
         return Equivalence.OPEN
 
-    def half_width(self, margin: float, level: float, policy: ProofPolicy = PROOF) -> float:
+    def half_width(self, margin: float, level: float, policy: GatePolicy = GATE) -> float:
         """Return the half-width of the interval with this one-sided error."""
         error = math.hypot(self.error, policy.seed_scatter * margin / math.sqrt(self.runs))
         return float(special.stdtrit(self.df, 1 - level)) * error
@@ -122,12 +125,14 @@ class Trajectory:
     @property
     def progress(self) -> float:
         """Fall of the loss from the first steps to the last quarter."""
-        return statistics.fmean(self.losses[: PROOF.start]) - statistics.fmean(_last(self.losses))
+        return statistics.fmean(self.losses[: GATE.start_steps]) - statistics.fmean(
+            _last(self.losses)
+        )
 
     @property
     def wanted(self) -> float:
         """Progress that suffices."""
-        return PROOF.progress * abs(statistics.fmean(self.losses[: PROOF.start]))
+        return GATE.least_progress * abs(statistics.fmean(self.losses[: GATE.start_steps]))
 
     @property
     def fallen(self) -> bool:
@@ -157,7 +162,7 @@ def trajectory(steps: Sequence[TrajectoryStep]) -> Trajectory:
 
 def long_enough(losses: Sequence[float]) -> bool:
     """Return whether a reference may end after these steps."""
-    if len(losses) < PROOF.fewest_steps or len(losses) % PROOF.look_every:
+    if len(losses) < GATE.fewest_steps or len(losses) % GATE.look_every:
         return False
     return Trajectory(tuple(losses), (), 0.0).fallen
 
@@ -171,8 +176,11 @@ def not_to_compare(reference: Trajectory) -> str:
 
 
 def _hardly_fallen(reference: Trajectory) -> str:
-    start, steps = abs(statistics.fmean(reference.losses[: PROOF.start])), len(reference.losses)
-    wanted = f"{PROOF.progress:.0%}"
+    start, steps = (
+        abs(statistics.fmean(reference.losses[: GATE.start_steps])),
+        len(reference.losses),
+    )
+    wanted = f"{GATE.least_progress:.0%}"
     if reference.progress < 0 or not start:
         return f"the loss of the reference did not fall by {wanted} in {steps} steps"
     share = reference.progress / start
@@ -259,7 +267,7 @@ def _unproven(reference: Trajectory, *, blind: bool) -> str:
         "of a script makes them alike)"
     )
     if blind:
-        why = f"plain autocast deviates its gradient by more than {PROOF.largest_limit:.0%}"
+        why = f"plain autocast deviates its gradient by more than {GATE.largest_limit:.0%}"
     return f"{_hardly_fallen(reference)}, and {why}"
 
 
@@ -286,7 +294,7 @@ def _of_first_steps(
 
 def _of_replicas(run: Trajectory) -> Deviation:
     other = "another rank's, as if gradients were not exchanged"
-    return Deviation("the model of one rank", run.spread, PROOF.replicas, other)
+    return Deviation("the model of one rank", run.spread, GATE.replica_difference, other)
 
 
 class _LossComparison:
@@ -296,7 +304,7 @@ class _LossComparison:
         pairs = _different(every)
         self._references = [reference for _, reference in pairs]
         self._fallen = all(reference.fallen for reference in self._references)
-        self._last = len(every) >= PROOF.most_seeds
+        self._last = len(every) >= GATE.most_seeds
         self._scale = self._progress() if self._fallen else self._spread()
         self._distance: Distance = distance(
             [
@@ -304,8 +312,8 @@ class _LossComparison:
                 for run, reference in pairs
             ]
         )
-        self._margin = PROOF.margin * self._scale
-        self._answer = self._distance.within(self._margin, PROOF.most_seeds)
+        self._margin = GATE.loss_margin * self._scale
+        self._answer = self._distance.within(self._margin, GATE.most_seeds)
 
     def _progress(self) -> float:
         return statistics.fmean(one.progress for one in self._references)
@@ -367,7 +375,9 @@ class _LossComparison:
             named: the unit, in words.
         """
         share = self._distance.mean / unit
-        about = self._distance.half_width(self._margin, PROOF.level / PROOF.most_seeds) / unit
+        about = (
+            self._distance.half_width(self._margin, GATE.equivalence_level / GATE.most_seeds) / unit
+        )
         return (
             f"its loss {what} the reference: in the last quarter it is {abs(share):.1%} "
             f"(+-{about:.1%}) of {named} {'above' if share > 0 else 'below'} "
@@ -388,7 +398,7 @@ def _different(pairs: Sequence[Pair]) -> list[Pair]:
 
 def _last(losses: Sequence[float]) -> Sequence[float]:
     """Return the last quarter."""
-    return losses[-max(PROOF.start, len(losses) // 4) :]
+    return losses[-max(GATE.start_steps, len(losses) // 4) :]
 
 
 def _finite(numbers: Sequence[float]) -> bool:

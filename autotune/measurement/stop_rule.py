@@ -10,17 +10,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from autotune.measurement.estimate import STEADY_BLOCKS, Estimate, steady, theil_sen
+from autotune.measurement.estimate import Estimate, steady, theil_sen
 from autotune.measurement.measure import SAMPLES_PER_SECOND, Measure, PowerLimit
 from autotune.measurement.noise import total_half_width
 from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.step_series import OnsetBound, StepSeries, TimedBlock
 from autotune.worker.protocol import NO_LIMIT, BlockReport, TimeLimit
 
-FEWEST_BLOCKS = MEASUREMENT.fewest_blocks
-BLOCKS_FOR_PROOF = MEASUREMENT.blocks_for_proof
-STEPS_FOR_PROOF = MEASUREMENT.steps_for_proof
-HOPELESS = MEASUREMENT.hopeless_trial
 _FASTEST_STEP = 1e-7
 """Seconds of the fastest possible optimizer step; a workload that reports a faster one is
 broken."""
@@ -42,13 +38,13 @@ def contended(block: BlockReport, before: Sequence[BlockReport]) -> bool:
     if seen.get("throttled") or seen.get("foreign_processes"):
         return True
     busy = 1 - seen.get("idle_cpu", 1.0)
-    if busy >= MEASUREMENT.busy and seen.get("foreign_cpu", 0.0) > MEASUREMENT.foreign:
+    if busy >= MEASUREMENT.busy_share and seen.get("foreign_cpu", 0.0) > MEASUREMENT.foreign_share:
         return True
     usual = [ratio for ratio in map(straggler_ratio, before) if ratio is not None]
     now = straggler_ratio(block)
     if now is None or len(usual) < MEASUREMENT.enough_disturbed:
         return False
-    return now > MEASUREMENT.straggling * statistics.median(usual)
+    return now > MEASUREMENT.straggling_factor * statistics.median(usual)
 
 
 def straggler_ratio(block: TimedBlock) -> float | None:
@@ -95,7 +91,7 @@ class Limits:
     incumbent_low: float = 0.0
     sigma_run: float = 0.0
     run_df: float = math.inf
-    fewest: float = FEWEST_BLOCKS
+    fewest: float = MEASUREMENT.fewest_blocks
     long_step: float = math.inf
     time_limit: TimeLimit = NO_LIMIT
     warm_blocks: float = math.inf
@@ -177,7 +173,7 @@ class StopRule:
         repeat = disturbed and self._repeats < MEASUREMENT.most_repeats and not last
         self._repeats += repeat
         self.seen.append(ObservedBlock(block, kept=not (repeat or spared), contended=disturbed))
-        if len(self.kept) < FEWEST_BLOCKS:
+        if len(self.kept) < MEASUREMENT.fewest_blocks:
             self.hopeless = self._cannot_catch_up()
             return self.hopeless or last
         self.problem = self.uncounted
@@ -185,7 +181,7 @@ class StopRule:
             return True
         now, limits = self.estimate(), replace(self._limits, sigma_run=self.sigma_run)
         total = limits.doubt(now.half_width)
-        self.hopeless = now.rate * (1 + total) < HOPELESS * limits.incumbent_low
+        self.hopeless = now.rate * (1 + total) < MEASUREMENT.hopeless_trial * limits.incumbent_low
         exact = now.half_width <= limits.target_half_width and self._several
         return self.hopeless or exact or last
 
@@ -194,7 +190,10 @@ class StopRule:
         """True if enough has come for an interval: blocks, or steps that were timed one by one."""
         if self.lacks_steps() or math.isinf(self._limits.fewest):
             return False
-        return len(self.kept) >= self._limits.fewest or (self.steps or 0.0) >= STEPS_FOR_PROOF
+        return (
+            len(self.kept) >= self._limits.fewest
+            or (self.steps or 0.0) >= MEASUREMENT.steps_for_proof
+        )
 
     def lacks_steps(self, *latest: BlockReport) -> bool:
         """Return whether too few steps have been timed one by one for a run that is to prove something.
@@ -207,7 +206,7 @@ class StopRule:
         if self._limits.measure.of_energy:
             return False
         told = [block.observed.get("step_moments") for block in (*self.kept, *latest)]
-        few = math.fsum(each[0] for each in told if each) < STEPS_FOR_PROOF
+        few = math.fsum(each[0] for each in told if each) < MEASUREMENT.steps_for_proof
         return self._limits.proves and few and all(told)
 
     @property
@@ -234,7 +233,7 @@ class StopRule:
             return False
         kept = not self._is_spared(block)
         self.seen.append(ObservedBlock(block, kept, contended=contended(block, self.kept)))
-        if len(self.kept) >= FEWEST_BLOCKS:
+        if len(self.kept) >= MEASUREMENT.fewest_blocks:
             self.problem = self.uncounted
         return kept
 
@@ -285,7 +284,7 @@ class StopRule:
             return False
         ceiling = max(map(self._work_of_step, self.seen)) / fastest
         doubt = self._limits.doubt(0.0)
-        return ceiling * (1 + doubt) < HOPELESS * self._limits.incumbent_low
+        return ceiling * (1 + doubt) < MEASUREMENT.hopeless_trial * self._limits.incumbent_low
 
     def _work_of_step(self, seen: ObservedBlock) -> float:
         return self._limits.measure.work(seen.block) / seen.block.steps
@@ -352,7 +351,7 @@ class StopRule:
         latest = [seen.block.observed.get("ready_batches") for seen in self.seen[1:]]
         latest = latest[-MEASUREMENT.drift_blocks :]
         ready = np.array([statistics.fmean(each) for each in latest if each])
-        if not STEADY_BLOCKS <= len(ready) == len(latest):
+        if not MEASUREMENT.steady_blocks <= len(ready) == len(latest):
             return False
         fall = -theil_sen(ready) * (len(ready) - 1)
         return bool(ready[-1] >= 1 and fall >= MEASUREMENT.eaten_batches)
@@ -381,7 +380,7 @@ class StopRule:
     def _steady(self) -> bool:
         # The first block is a single step, with everything that happens once.
         blocks = [seen.block for seen in self.seen[max(1, self._eaten) :]]
-        last = blocks[-STEADY_BLOCKS:]
+        last = blocks[-MEASUREMENT.steady_blocks :]
         settling = any(
             b.observed.get("compilations", 0) or b.observed.get("alloc_retries", 0) for b in last
         )

@@ -15,14 +15,12 @@ from autotune.measurement.measure import Measure
 from autotune.measurement.noise import noise_of_pairs, total_half_width
 from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.stop_rule import (
-    FEWEST_BLOCKS,
-    HOPELESS,
-    STEPS_FOR_PROOF,
     Limits,
     StopRule,
     seconds_of_compilation,
 )
 from autotune.runs.monitors import TimedMonitor
+from autotune.runs.policy import RUNS
 from autotune.worker.protocol import BlockReport, TrialReport, TrialRequest
 from storage import AttemptResult, AttemptState, Fault, StoredBlock
 
@@ -30,7 +28,7 @@ _TRIAL, _BASELINE = 0, 1
 
 
 def interleaved(
-    asked: TrialRequest, interleaved_block_seconds: float = MEASUREMENT.interleaved_block
+    asked: TrialRequest, interleaved_block_seconds: float = RUNS.interleaved_block
 ) -> TrialRequest:
     """Return the trial as a member of an interleaved group, with short blocks.
 
@@ -52,9 +50,9 @@ class InterleavedSchedule:
     over.
     """
 
-    least_cycles = MEASUREMENT.least_cycles
+    least_cycles = RUNS.least_cycles
     """Cycles that are run even if they take longer than the time per run."""
-    fewest_cycles = MEASUREMENT.fewest_cycles
+    fewest_cycles = RUNS.fewest_cycles
     """Fewest cycles of which an interval is meaningful."""
 
     def __init__(self, limits: Sequence[Limits], *, at_once: bool = False) -> None:
@@ -133,7 +131,7 @@ class InterleavedSchedule:
             return False
         shares = self._work_in_waits.setdefault(member, [])
         shares.append(seconds / block.seconds)
-        return len(shares) > 1 and statistics.median_low(shares) > MEASUREMENT.work_while_waiting
+        return len(shares) > 1 and statistics.median_low(shares) > RUNS.work_while_waiting
 
     def _repeat(self, member: int, block: BlockReport) -> None:
         """Let a member train a block again that does not count, or end all if there is no time."""
@@ -221,7 +219,7 @@ class InterleavedSchedule:
         Where steps are timed by the device there have to be enough of them to show the slow ones, too.
         """
         steps = [self._rules[n].steps for n in members]
-        if any(count is not None and count < STEPS_FOR_PROOF for count in steps):
+        if any(count is not None and count < MEASUREMENT.steps_for_proof for count in steps):
             return False
         device_timed = None not in steps
         return cycles.half_width(found, correlated=device_timed) <= self._precision(members)
@@ -347,8 +345,8 @@ class PairedSchedule(InterleavedSchedule):
     It also ends as soon as the trial cannot catch up with the best any more.
     """
 
-    least_cycles = MEASUREMENT.least_cycles_of_pair
-    fewest_cycles = FEWEST_BLOCKS
+    least_cycles = RUNS.least_cycles_of_pair
+    fewest_cycles = MEASUREMENT.fewest_blocks
 
     def __init__(
         self, trial: Limits, baseline: Limits, baseline_rate: float, *, at_once: bool = False
@@ -364,7 +362,7 @@ class PairedSchedule(InterleavedSchedule):
         self._race = replace(trial, sigma_run=noise_of_pairs(trial.sigma_run))
         self.baseline_rate = baseline_rate
         # During its warm-up the machine may be far slower than when the best was measured.
-        hopeless = trial.incumbent_low / MEASUREMENT.machine_slower
+        hopeless = trial.incumbent_low / RUNS.machine_slower
         racing = replace(trial, incumbent_low=hopeless)
         super().__init__([racing, baseline], at_once=at_once)
 
@@ -408,7 +406,7 @@ class PairedSchedule(InterleavedSchedule):
         longer one.
         """
         whole = super()._longest(done)
-        return whole if done < MEASUREMENT.few_cycles else whole / 2
+        return whole if done < RUNS.few_cycles else whole / 2
 
     def _monitor(self, number: int, limits: Limits) -> MemberMonitor:
         kind = _PairedTrialMonitor if number == _TRIAL else _PairedBaselineMonitor
@@ -419,7 +417,7 @@ class PairedSchedule(InterleavedSchedule):
         if known is None or not self._race.incumbent_low:
             return False
         most = known.ratio * self.baseline_rate * (1 + self._race.doubt(known.half_width))
-        return most < HOPELESS * self._race.incumbent_low
+        return most < MEASUREMENT.hopeless_trial * self._race.incumbent_low
 
 
 class _PairedTrialMonitor(MemberMonitor):

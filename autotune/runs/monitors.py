@@ -17,8 +17,8 @@ from autotune.measurement.numerics import (
     refuted,
     trajectory,
 )
-from autotune.measurement.policy import PROOF
-from autotune.measurement.stop_rule import FEWEST_BLOCKS, Limits, ObservedBlock, StopRule
+from autotune.measurement.policy import GATE, MEASUREMENT
+from autotune.measurement.stop_rule import Limits, ObservedBlock, StopRule
 from autotune.worker.protocol import (
     STEPS_WITHOUT_DROPOUT,
     BlockReport,
@@ -63,7 +63,9 @@ class TimedMonitor:
         """
         rule, common = self._rule, _common(report)
         failed = _failure(report)
-        if failed and not (_came_to_its_end(report) and len(rule.kept) >= FEWEST_BLOCKS):
+        if failed and not (
+            _came_to_its_end(report) and len(rule.kept) >= MEASUREMENT.fewest_blocks
+        ):
             return failed
         if rule.problem:
             return AttemptResult(AttemptState.ERROR, rule.problem, **common)
@@ -190,7 +192,7 @@ class TrajectoryMonitor:
 
     def _too_short(self) -> str:
         """Return why the steps do not suffice, in words; empty if they do."""
-        needed = len(self._reference.losses) if self._reference else PROOF.most_steps
+        needed = len(self._reference.losses) if self._reference else GATE.most_steps
         if len(self.seen) >= needed or self._shows_enough():
             return ""
         return f"ended after {len(self.seen)} of {needed} steps"
@@ -202,8 +204,8 @@ class TrajectoryMonitor:
         """
         if self._reference is not None:
             return len(self.seen) >= len(self._reference.losses)
-        compared = len(self.seen) >= PROOF.start and self._run.first is not None
-        return compared or len(self.seen) >= PROOF.fewest_steps
+        compared = len(self.seen) >= GATE.start_steps and self._run.first is not None
+        return compared or len(self.seen) >= GATE.fewest_steps
 
     def _shows_enough(self) -> bool:
         """Return whether a run with fewer steps than planned is judged all the same."""

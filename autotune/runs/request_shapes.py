@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from autotune.measurement.policy import MEASUREMENT, PROOF
+from autotune.measurement.policy import GATE
+from autotune.runs.policy import RUNS
 from autotune.worker.protocol import (
     COMPRESSION_WARM_UP,
     STEPS_WITHOUT_DROPOUT,
@@ -12,7 +13,7 @@ from autotune.worker.protocol import (
 )
 
 _FEW_STEPS = BlockPlan(
-    seconds=0.0, min_steps=COMPRESSION_WARM_UP + 2, max_blocks=MEASUREMENT.blocks_of_fit
+    seconds=0.0, min_steps=COMPRESSION_WARM_UP + 2, max_blocks=RUNS.blocks_of_fit
 )
 """Blocks of a run that shows its memory.
 
@@ -26,7 +27,7 @@ def within(asked: TrialRequest, limit: TimeLimit) -> TrialRequest:
     Args:
         limit: time of the trial, of which `soft` counts from the first step.
     """
-    longest = min(asked.blocks.longest, limit.soft / MEASUREMENT.hurried_blocks)
+    longest = min(asked.blocks.longest, limit.soft / RUNS.hurried_blocks)
     blocks = dataclasses.replace(asked.blocks, longest=longest)
     return dataclasses.replace(asked, limit=limit, blocks=blocks)
 
@@ -39,7 +40,7 @@ def few_steps(asked: TrialRequest) -> TrialRequest:
 def in_short_epochs(asked: TrialRequest) -> TrialRequest:
     """Return a trial of few steps of a script, with an epoch for each or two of them."""
     assert asked.script is not None
-    batches = max(MEASUREMENT.shortest_epoch, asked.knobs["accumulation_steps"])
+    batches = max(RUNS.shortest_epoch, asked.knobs["accumulation_steps"])
     script = dataclasses.replace(asked.script, batches_per_epoch=batches)
     return dataclasses.replace(few_steps(asked), script=script)
 
@@ -64,13 +65,13 @@ def reporting_each_step(asked: TrialRequest) -> TrialRequest:
 def profiled(asked: TrialRequest) -> TrialRequest:
     """Return the trial under the profiler instead of timed."""
     blocks = dataclasses.replace(asked.blocks, max_blocks=1)
-    return dataclasses.replace(asked, profile=MEASUREMENT.steps_of_profile, blocks=blocks)
+    return dataclasses.replace(asked, profile=RUNS.steps_of_profile, blocks=blocks)
 
 
 def surveyed(asked: TrialRequest) -> TrialRequest:
     """Return the trial of a script under survey instead of timed."""
     assert asked.script is not None
-    script = dataclasses.replace(asked.script, survey=MEASUREMENT.steps_of_survey)
+    script = dataclasses.replace(asked.script, survey=RUNS.steps_of_survey)
     return dataclasses.replace(asked, script=script)
 
 
@@ -82,7 +83,7 @@ def as_trajectory(asked: TrialRequest) -> TrialRequest:
     """
     longest = max(asked.timeouts.startup, asked.timeouts.step)
     timeouts = dataclasses.replace(asked.timeouts, step=longest)
-    return dataclasses.replace(asked, trajectory=PROOF.most_steps, timeouts=timeouts)
+    return dataclasses.replace(asked, trajectory=GATE.most_steps, timeouts=timeouts)
 
 
 def under_autocast(asked: TrialRequest) -> TrialRequest:

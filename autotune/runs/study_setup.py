@@ -10,12 +10,12 @@ from typing import Any
 from autotune.config import StudySpec
 from autotune.config.kinds import FactoryWorkload
 from autotune.errors import BadInput
-from autotune.measurement.estimate import STEADY_BLOCKS
 from autotune.measurement.measure import Measure, PowerLimit
 from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.step_series import OnsetBound
-from autotune.measurement.stop_rule import BLOCKS_FOR_PROOF, FEWEST_BLOCKS, Limits
+from autotune.measurement.stop_rule import Limits
 from autotune.paths import compiled
+from autotune.runs.policy import RUNS
 from autotune.search.space import Space
 from autotune.worker import interpreter
 from autotune.worker.files import COMPILER_CACHES
@@ -214,19 +214,19 @@ class StudySetup:
         wished, fewest, given = wanted.block_seconds, wanted.min_steps, wanted.model_fields_set
         if self._on_device and "block_seconds" not in given:
             energy = self.spec.objective.of_energy
-            wished = MEASUREMENT.energy_block if energy else MEASUREMENT.block_on_device
+            wished = RUNS.energy_block if energy else RUNS.block_on_device
         if self._on_device and "min_steps" not in given:
-            fewest = MEASUREMENT.steps_on_device
-        seconds = min(wished, wanted.max_measure_time / FEWEST_BLOCKS)
-        several = min(wanted.warmup, wanted.max_measure_time) / STEADY_BLOCKS
-        longest = max(MEASUREMENT.longest_block * seconds, several)
+            fewest = RUNS.steps_on_device
+        seconds = min(wished, wanted.max_measure_time / MEASUREMENT.fewest_blocks)
+        several = min(wanted.warmup, wanted.max_measure_time) / MEASUREMENT.steady_blocks
+        longest = max(RUNS.longest_block * seconds, several)
         by_energy = self.spec.objective.of_energy or self.spec.objective.power_limit is not None
         return BlockPlan(seconds, fewest, longest=longest, leads_in=not by_energy)
 
     @property
     def least_timed(self) -> float:
         """Return the seconds of training that the shortest timed run takes."""
-        return (STEADY_BLOCKS + FEWEST_BLOCKS) * self._blocks().seconds
+        return (MEASUREMENT.steady_blocks + MEASUREMENT.fewest_blocks) * self._blocks().seconds
 
     @property
     def longest_timed(self) -> float:
@@ -277,13 +277,13 @@ class StudySetup:
     def interleaved_block_seconds(self) -> float:
         """Seconds of a block of interleaved runs: as long as energy takes to be told, if it counts."""
         if self.spec.objective.of_energy and self._on_device:
-            return MEASUREMENT.energy_block
-        return MEASUREMENT.interleaved_block
+            return RUNS.energy_block
+        return RUNS.interleaved_block
 
     def confirm_limits(self, *, sigma_run: float) -> Limits:
         """Return the limits of a run in a round of comparison."""
         limits = self._limits(self.spec.measurement.confirm_ci_half_width, 0.0, sigma_run)
-        return dataclasses.replace(limits, fewest=BLOCKS_FOR_PROOF, proves=True)
+        return dataclasses.replace(limits, fewest=RUNS.blocks_for_proof, proves=True)
 
     def _limits(self, precision: float, incumbent_low: float, sigma_run: float) -> Limits:
         return Limits(
@@ -293,7 +293,7 @@ class StudySetup:
             measure=Measure.of(self.spec),
             incumbent_low=incumbent_low,
             sigma_run=sigma_run,
-            warm_blocks=STEADY_BLOCKS if self._is_quick else math.inf,
+            warm_blocks=MEASUREMENT.steady_blocks if self._is_quick else math.inf,
             long_step=self._blocks().longest / self._blocks().min_steps,
             of_reports=not self.spec.workload.observable,
         )
@@ -317,7 +317,7 @@ def _timeouts(spec: StudySpec, knobs: Mapping[str, Any]) -> Timeouts:
     compile, too: those with a shorter last batch, for one.
     """
     asked = spec.measurement
-    longest = MEASUREMENT.hang_share * (spec.budget.wall_time or math.inf)
+    longest = RUNS.hang_share * (spec.budget.wall_time or math.inf)
     startup, step = (
         max(usual, min(usual * _compilation(knobs), longest))
         for usual in (asked.startup_timeout, asked.step_timeout)
@@ -331,8 +331,8 @@ def _compilation(knobs: Mapping[str, Any]) -> float:
     if mode == "none":
         return 1.0
     if mode.startswith("max-autotune"):
-        return MEASUREMENT.startup_autotuning
-    return MEASUREMENT.startup_compiling
+        return RUNS.startup_autotuning
+    return RUNS.startup_compiling
 
 
 def facts_of(site: Site) -> Facts:

@@ -115,7 +115,7 @@ class MemoryModel:
             return self._untouched(rows)
         chances, kinds = self._edges(rows)
         beyond = self._octaves(rows)[:, None] - self._places()[None, :]
-        risk: Vector = (chances[kinds] * special.ndtr(beyond / SEARCH.resolution)).sum(axis=1)
+        risk: Vector = (chances[kinds] * special.ndtr(beyond / SEARCH.edge_resolution)).sum(axis=1)
         risk[self._at_most(rows, self._ran).any(axis=1)] = 0.0
         risk[self._octaves(rows) >= self._failed_from(rows)] = 1.0
         return risk
@@ -141,8 +141,8 @@ class MemoryModel:
     def _places(self) -> Vector:
         """Return places where an edge may lie, in octaves: those of the space, and somewhat beyond."""
         sizes = self._all_octaves()
-        end = sizes.max() + SEARCH.beyond + SEARCH.resolution
-        return np.arange(sizes.min() - SEARCH.beyond, end, SEARCH.resolution)
+        end = sizes.max() + SEARCH.edge_beyond + SEARCH.edge_resolution
+        return np.arange(sizes.min() - SEARCH.edge_beyond, end, SEARCH.edge_resolution)
 
     def _margins(self, rows: Rows, told: Rows, *, failed: bool = False) -> Matrix:
         """Return (rows, told): margin of the bound that each told row gives for the edge of a row.
@@ -205,7 +205,7 @@ class MemoryModel:
     def _learn_from_peaks(self, shares: Vector) -> None:
         fitted, octaves = self._fits
         sizes = 2**octaves
-        room = np.where(np.isnan(shares), 1.0, SEARCH.headroom / shares)
+        room = np.where(np.isnan(shares), 1.0, SEARCH.memory_headroom / shares)
         fits_to = octaves + np.log2(np.maximum(1.0, room))
         classes: dict[tuple[float, ...], list[int]] = {}
         values, waiting = self._values(fitted), self._waiting(fitted)
@@ -220,7 +220,9 @@ class MemoryModel:
                 continue
             one = max(smaller, key=lambda i: sizes[i])
             slope = (shares[other] - shares[one]) / (sizes[other] - sizes[one])
-            largest = np.log2(sizes[other] + max(0.0, SEARCH.headroom - shares[other]) / slope)
+            largest = np.log2(
+                sizes[other] + max(0.0, SEARCH.memory_headroom - shares[other]) / slope
+            )
             beyond = largest - np.log2(sizes[other])
             unsure = SEARCH.limit_unsure + SEARCH.limit_unsure_per_octave * beyond
             fits_to[other] = max(fits_to[other], largest - unsure)
@@ -255,7 +257,7 @@ def _log_likelihood(margins: Matrix, distances: Matrix) -> Matrix:
     """
     found = np.zeros((len(margins), distances.shape[1]))
     for margin in np.unique(margins):
-        scale = max(margin, SEARCH.resolution) * _LOGISTIC_SCALE
+        scale = max(margin, SEARCH.edge_resolution) * _LOGISTIC_SCALE
         found += (margins == margin).astype(float) @ special.log_expit(distances / scale)
     return found
 

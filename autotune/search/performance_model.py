@@ -191,7 +191,7 @@ class PerformanceModelSampler(BaseSampler):
             promise = -_apart_from_experts(grid, candidates) - 10.0 * risky
         else:
             model = StepModel(grid, seen, self._profile)
-            promise = model.acquisition(candidates) * fits**SEARCH.caution * works
+            promise = model.acquisition(candidates) * fits**SEARCH.memory_caution * works
         new = self._new(promise, candidates, grid, trials)
         if self._seconds and len(seen.times) >= SEARCH.few_measured:
             chosen = _best_per_second(new, promise, candidates, grid, self._seconds)
@@ -243,7 +243,7 @@ class PerformanceModelSampler(BaseSampler):
         promise = model.gain(candidates) * fits * works
         next_one = self._first_new(promise, candidates, grid, trials)
         # The best is one that ran, or one that is allowed and likely to run.
-        likely = candidates[fits * works >= SEARCH.likely]
+        likely = candidates[fits * works >= SEARCH.likely_to_run]
         new = self._first_new(-model.expected(likely), likely, grid, trials)
         known = seen.rows if new is None else np.concatenate([seen.rows, likely[[new]]])
         expected = model.expected(known)
@@ -251,7 +251,7 @@ class PerformanceModelSampler(BaseSampler):
         time = float(expected[best]) * seen.unit
         finalists = model.finalists(self._finalists)
         rivals = itertools.islice(
-            self._new(model.promise(likely), likely, grid, trials), SEARCH.rivals
+            self._new(model.promise(likely), likely, grid, trials), SEARCH.rival_candidates
         )
         return Prediction(
             params=grid.decode(known[best]),
@@ -282,7 +282,7 @@ class PerformanceModelSampler(BaseSampler):
     def _rows_of_walks(self, grid: Grid, space: Space, tried: int) -> Rows:
         """Return rows of walks; other ones once there were trials enough to have half of them tried."""
         if self._walked is None or 2 * (tried - self._walked_after) >= len(self._walked):
-            every = grid.rows_of([*space.walks(self._draw, SEARCH.walks)])
+            every = grid.rows_of([*space.walks(self._draw, SEARCH.walked_candidates)])
             self._walked, self._walked_after = np.unique(every, axis=0), tried
         return self._walked
 
@@ -301,7 +301,7 @@ class PerformanceModelSampler(BaseSampler):
         silent = [t for value, t in speeds if value is None]
         kept = {number for _, number in heapq.nlargest(half, timed)}
         kept |= {t.number for t in silent if not t.state.is_finished()}
-        kept |= {t.number for t in silent[-SEARCH.unmeasured :]}
+        kept |= {t.number for t in silent[-SEARCH.unmeasured_trials :]}
         return [t for t in older if t.number in kept] + latest
 
     def _speed(self, trial: FrozenTrial) -> float | None:
@@ -371,7 +371,7 @@ def _best_per_second(
     def rate(number: int) -> float:
         return float(promise[number]) / seconds(grid.decode(candidates[number]))
 
-    return max(itertools.islice(new, SEARCH.priced), key=rate, default=None)
+    return max(itertools.islice(new, SEARCH.priced_candidates), key=rate, default=None)
 
 
 def _apart_from_experts(grid: Grid, candidates: Rows) -> Vector:

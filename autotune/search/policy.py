@@ -24,16 +24,16 @@ class SearchPolicy:
     doubt_before_model: float = judgement(
         0.5, "probability", "most to fail otherwise, before the model is used"
     )
-    likely: float = judgement(
+    likely_to_run: float = judgement(
         0.5, "probability", "least to run, of a configuration that is predicted as the best"
     )
-    rivals: int = judgement(
+    rival_candidates: int = judgement(
         60, "candidates", "drawn for how much faster than the finalists they may be"
     )
-    priced: int = judgement(
+    priced_candidates: int = judgement(
         200, "candidates", "most promising ones, whose gain is compared with their cost"
     )
-    caution: int = judgement(
+    memory_caution: int = judgement(
         5,
         "exponent",
         "of the probability to fit in memory",
@@ -45,7 +45,7 @@ class SearchPolicy:
         "in the models; of more the fastest and the latest half",
         "bounds the time of a suggestion",
     )
-    unmeasured: int = judgement(
+    unmeasured_trials: int = judgement(
         100, "trials", "earlier ones that failed or ran out of memory, besides those"
     )
     most_observations: int = judgement(
@@ -70,7 +70,9 @@ class SearchPolicy:
         "seconds, in which a study does not stop",
     )
     startup_trials: int = judgement(8, "trials", "at random before Optuna's samplers model")
-    patience: int = judgement(50, "proposals", "of TPE before a random configuration is taken")
+    patience_of_tpe: int = judgement(
+        50, "proposals", "of TPE before a random configuration is taken"
+    )
     patience_of_gp: int = judgement(
         2,
         "proposals",
@@ -85,14 +87,14 @@ class SearchPolicy:
         "that are ranked; of more a random sample",
         "bounds the time of a suggestion",
     )
-    walks: int = judgement(
+    walked_candidates: int = judgement(
         750,
         "configurations",
         "of that sample that are found change by change, from the baseline on",
         "half: few of a large space may be able to run",
     )
     most_values: int = judgement(17, "values", "of a range")
-    enumerable: int = judgement(200_000, "configurations", "that are enumerated")
+    enumerable_space: int = judgement(200_000, "configurations", "that are enumerated")
     searched_for_constants: int = measured(
         20_000,
         "configurations",
@@ -103,21 +105,21 @@ class SearchPolicy:
     # Time of a step
     known_effect: float = judgement(0.12, "nats", "prior effect of a knob in the catalogue")
     unknown_effect: float = judgement(0.06, "nats", "prior effect of another knob")
-    residual: float = judgement(0.03, "nats", "prior size of what the parts do not explain")
+    residual_size: float = judgement(0.03, "nats", "prior size of what the parts do not explain")
     effect_weight: float = judgement(1.0, "observations", "weight of the prior effects")
     residual_weight: float = judgement(4.0, "observations", "weight of the prior residual")
     noise_weight: float = judgement(10.0, "observations", "weight of the stated noise")
-    relevant: float = judgement(
+    relevant_effect: float = judgement(
         0.1, "nats", "effect that makes rows as different for the residual as their sizes do"
     )
-    rounds: int = judgement(
+    fit_rounds: int = judgement(
         10, "rounds", "between coefficients and sizes", "later changes are far below the noise"
     )
     first_sized: int = judgement(2, "rounds", "before the sizes are learnt")
     longest_step: float = judgement(1.5, "nats", "most that a time changes by in a round")
-    draws: int = judgement(64, "draws", "of the posterior in an expected gain")
-    sure: float = judgement(0.4, "share", "of its spread that the model counts with at first")
-    growth: float = judgement(40.0, "trials", "in which that share grows by 1")
+    gain_draws: int = judgement(64, "draws", "of the posterior in an expected gain")
+    sure_share: float = judgement(0.4, "share", "of its spread that the model counts with at first")
+    sure_growth: float = judgement(40.0, "trials", "in which that share grows by 1")
     forward_share: float = literature(
         1 / 3,
         "share",
@@ -126,29 +128,31 @@ class SearchPolicy:
     )
     profile_error: float = judgement(0.3, "share", "error of a part under the profiler")
     profile_least: float = judgement(0.02, "share", "of the step: least such error")
-    aside: float = judgement(0.5, "expected effects", "size of an unexpected effect of a knob")
-    compute: tuple[float, float] = judgement(
+    unexpected_effect: float = judgement(
+        0.5, "expected effects", "size of an unexpected effect of a knob"
+    )
+    compute_prior: tuple[float, float] = judgement(
         (0.5, 0.8),
         "fastest time per sample, nats",
         "median of the part compute, and standard deviation of its logarithm",
         "order of magnitude, as for the next six",
     )
-    loader: tuple[float, float] = judgement(
+    loader_prior: tuple[float, float] = judgement(
         (0.03, 1.5), "fastest time per sample, nats", "the same of the loader"
     )
-    launching: tuple[float, float] = judgement(
+    launching_prior: tuple[float, float] = judgement(
         (0.5, 2.0), "fastest time per sample, nats", "the same of launching kernels"
     )
-    communication: tuple[float, float] = judgement(
+    communication_prior: tuple[float, float] = judgement(
         (0.5, 2.0), "fastest time per sample, nats", "the same of communication"
     )
-    optimizer: tuple[float, float] = judgement(
+    optimizer_prior: tuple[float, float] = judgement(
         (0.1, 1.5), "fastest time per sample, nats", "the same of the optimizer"
     )
-    pressure: tuple[float, float] = judgement(
+    pressure_prior: tuple[float, float] = judgement(
         (0.03, 1.5), "fastest time per sample, nats", "the same of memory pressure"
     )
-    synchronisation: tuple[float, float] = judgement(
+    synchronisation_prior: tuple[float, float] = judgement(
         (0.05, 1.5), "fastest time per sample, nats", "the same of reading the loss"
     )
 
@@ -168,20 +172,20 @@ class SearchPolicy:
         "margin for gradients that wait, or do not",
         "they are few beside activations",
     )
-    resolution: float = judgement(
+    edge_resolution: float = judgement(
         0.1,
         "octaves",
         "between two places of an edge, and least standard error of a bound",
         "fragments of the allocator",
     )
-    headroom: float = judgement(
+    memory_headroom: float = judgement(
         0.95, "share", "usable memory of a rank", "fragments of the allocator"
     )
     limit_unsure: float = judgement(0.3, "octaves", "uncertainty of the limit that two peaks give")
     limit_unsure_per_octave: float = judgement(
         0.15, "octaves per octave", "growth of that with the distance"
     )
-    beyond: float = judgement(
+    edge_beyond: float = judgement(
         1.0, "octaves", "below and above those of the space in which the edge may lie"
     )
 
@@ -193,93 +197,6 @@ class SearchPolicy:
         4.0, "factor", "by which each further failure that it explains raises a cause's weight"
     )
     most_failures: int = judgement(50, "failures", "that are considered, the latest")
-
-    # First trials
-    broken_after: int = judgement(
-        5, "trials", "first ones that all fail, which shows that the workload is to blame"
-    )
-    hopeless_after: int = judgement(
-        20,
-        "trials",
-        "first ones without a rate, whatever they end in, after which a search ends",
-        "four times those that show it by errors",
-    )
-    cores_for_loading: int = judgement(2, "cores per rank", "from which on one is free for loading")
-    cores_for_steps: int = judgement(
-        1, "cores per rank", "that no process that loads is proposed for", "the step needs one"
-    )
-    most_growth: int = judgement(
-        4, "factor", "of the micro-batch at once, unless the memory is known to hold more"
-    )
-    share_of_memory: float = judgement(
-        0.8, "share", "of a rank's memory to which the micro-batch may grow at once"
-    )
-
-    # Time of the search
-    opening_share: float = judgement(0.1, "share", "of the wall time for the look at the baseline")
-    first_trial_share: float = judgement(
-        0.1, "share", "of the wall time for the baseline's own trial", "its steps are not known yet"
-    )
-    first_trial_most: float = judgement(
-        0.4, "share", "of the wall time after which that trial is ended"
-    )
-    shortest_look: float = judgement(
-        15.0, "seconds", "in which a look at a script that starts anew mostly shows something"
-    )
-    trials_in_short: int = judgement(
-        12,
-        "trials",
-        "among which a short search divides its time",
-        "a longer trial tells no more where equal runs lie 3 to 5 % apart",
-    )
-    calibration_share: float = judgement(
-        0.25, "share", "of the time for the search that another run of the baseline may take"
-    )
-    calibration_on_device: float = judgement(
-        0.1, "share", "the same on a CUDA device", "its steps tell the noise"
-    )
-    left_unused: float = judgement(
-        0.3,
-        "share",
-        "of the wall time: with less left, a search that disturbed runs end has ended",
-    )
-    disturbed_runs: int = judgement(
-        3,
-        "runs",
-        "of the baseline, whose median is believed however disturbed they were",
-        "one disturbed run of three does not move the median",
-    )
-
-    # Largest micro-batch
-    fit_budget: float = judgement(
-        0.25, "share", "of the budget that runs for the largest micro-batch may spend"
-    )
-    fit_least: float = judgement(0.1, "share", "of the wall time, least for such a run")
-    fit_headroom: float = judgement(
-        0.9,
-        "share",
-        "of the largest micro-batch that is taken",
-        "training has peaks that a few steps do not show",
-    )
-    granule: int = judgement(
-        8, "samples", "that divide a micro-batch", "kernels are faster with multiples"
-    )
-    close_enough: int = judgement(
-        8, "parts", "of what fits, of which one may lie between the bounds at the end"
-    )
-
-    # End of the search
-    fewest_trials: int = judgement(6, "trials", "before the model may end the search")
-    tolerable: float = judgement(
-        0.02, "relative", "gain that may be left beyond the finalists when a search ends"
-    )
-    chance_of_more: float = judgement(0.1, "probability", "that more is left than that")
-    surprise: float = judgement(
-        0.025, "probability", "of residuals as large as those of a model that is not believed"
-    )
-    long_search: int = judgement(
-        60, "trials", "from which on the later half shows what trials bring"
-    )
 
 
 SEARCH = SearchPolicy()

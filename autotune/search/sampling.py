@@ -329,8 +329,8 @@ _TPE = functools.partial(TPESampler, multivariate=True, n_startup_trials=SEARCH.
 _GP = functools.partial(GPSampler, n_startup_trials=SEARCH.startup_trials)
 # Number of proposals before a random configuration is taken.
 _INNER: dict[str, tuple[Callable[..., BaseSampler], int]] = {
-    "tpe": (_TPE, SEARCH.patience),
+    "tpe": (_TPE, SEARCH.patience_of_tpe),
     "gp": (_GP, SEARCH.patience_of_gp),
-    "random": (RandomSampler, SEARCH.patience),
+    "random": (RandomSampler, SEARCH.patience_of_tpe),
     "grid": (RandomSampler, 0),
 }

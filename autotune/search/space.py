@@ -266,7 +266,7 @@ class Space:
     @property
     def enumerable(self) -> bool:
         """True if all combinations can be enumerated."""
-        return self.size <= SEARCH.enumerable
+        return self.size <= SEARCH.enumerable_space
 
     def any_feasible(self, worth: Callable[[Mapping[str, KnobValue]], bool]) -> bool:
         """Return whether some configuration passes; assumed of a space too large to enumerate.

@@ -10,7 +10,7 @@ posterior of the coefficients is approximated by a Gaussian around its mode (Lap
 come from draws, as the time is no linear function of the coefficients.
 
 Three of the numbers here were set with the recorded tables in sight (benchmarks/search.py,
-BUILT_ON): the size of an effect aside (step_parts._ASIDE), SEARCH.sure and SEARCH.growth.
+BUILT_ON): the size of an effect aside (step_parts._ASIDE), SEARCH.sure_share and SEARCH.sure_growth.
 docs/results/README.md has how the sampler does on other tables.
 """
 
@@ -55,7 +55,7 @@ class StepModel:
             self._parts.measure(profile, time)
         self._sizes = _Sizes(
             np.where(self._parts.unknown, SEARCH.unknown_effect, SEARCH.known_effect) ** 2,
-            SEARCH.residual**2,
+            SEARCH.residual_size**2,
             1.0,
         )
         self._coefficients = self._parts.mean.copy()
@@ -108,7 +108,7 @@ class StepModel:
         makes no difference to which row is fastest.
         """
         mean, own, shared, best = self._moments(rows)
-        sure = min(1.0, SEARCH.sure + self._measured / SEARCH.growth)
+        sure = min(1.0, SEARCH.sure_share + self._measured / SEARCH.sure_growth)
         return _gain(
             mean - self._incumbent, sure * np.sqrt(np.maximum(own + best - 2 * shared, 0.0))
         )
@@ -165,9 +165,11 @@ class StepModel:
     def _fit(self) -> None:
         """Fit coefficients (Gauss-Newton) and sizes (MacKay's rule, with a prior) in turn."""
         alike = self._alike(self._rows, self._rows)
-        for number in range(SEARCH.rounds):
+        for number in range(SEARCH.fit_rounds):
             prior, slopes, target = self._linear()
-            alike = self._alike(self._rows, self._rows) if number == SEARCH.rounds // 2 else alike
+            alike = (
+                self._alike(self._rows, self._rows) if number == SEARCH.fit_rounds // 2 else alike
+            )
             self._error = self._sizes.residual * alike + self._own_noise()
             weighted = slopes * prior
             root = linalg.cho_factor(weighted @ slopes.T + self._error, lower=True)
@@ -177,7 +179,7 @@ class StepModel:
             self._coefficients = self._coefficients + change * min(
                 1.0, SEARCH.longest_step / max(longest, _JITTER)
             )
-            if SEARCH.first_sized <= number < SEARCH.rounds - 1:
+            if SEARCH.first_sized <= number < SEARCH.fit_rounds - 1:
                 inverse = linalg.cho_solve(root, np.eye(len(alpha)))
                 self._size(prior, weighted, alpha, inverse, alike)
 
@@ -211,7 +213,8 @@ class StepModel:
         )
         residual = sizes.residual
         sizes.residual = (
-            SEARCH.residual_weight * SEARCH.residual**2 + residual**2 * float(alpha @ alike @ alpha)
+            SEARCH.residual_weight * SEARCH.residual_size**2
+            + residual**2 * float(alpha @ alike @ alpha)
         ) / (SEARCH.residual_weight + residual * float((inverse * alike).sum()))
         noise, own = sizes.noise, self._noise**2
         sizes.noise = (SEARCH.noise_weight + noise**2 * float(own @ alpha**2)) / (
@@ -287,7 +290,7 @@ class StepModel:
         sizes = [name for name in self._grid.names if name not in knobs]
         apart = self._grid.distance(rows, others, sizes)
         for name, variance in zip(knobs, self._sizes.effects, strict=True):
-            weight = min(1.0, math.sqrt(variance) / SEARCH.relevant)
+            weight = min(1.0, math.sqrt(variance) / SEARCH.relevant_effect)
             apart = apart + weight * self._grid.distance(rows, others, [name])
         alike: Matrix = np.exp(-apart)
         return alike
@@ -303,7 +306,7 @@ def _time_of(profile: Profile, grid: Grid, seen: Observations) -> float | None:
 
 def _pairs(random: np.random.Generator, count: int) -> NDArray[np.float64]:
     """Return (count, draws) standard normal numbers, each with its opposite."""
-    half = random.normal(size=(count, SEARCH.draws // 2))
+    half = random.normal(size=(count, SEARCH.gain_draws // 2))
     return np.concatenate([half, -half], axis=1)
 
 

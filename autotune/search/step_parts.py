@@ -30,13 +30,13 @@ from search_spaces.knob import PRESSURE
 LOG_INTERVAL, CHECKPOINTING = "log_interval", "activation_checkpointing"
 _PHYSICAL = (MICRO_BATCH, ACCUMULATION, LOG_INTERVAL)
 _BASES: Mapping[str, tuple[float, float]] = {
-    "compute": SEARCH.compute,
-    "loader": SEARCH.loader,
-    "launching": SEARCH.launching,
-    "communication": SEARCH.communication,
-    "optimizer": SEARCH.optimizer,
-    PRESSURE: SEARCH.pressure,
-    "synchronisation": SEARCH.synchronisation,
+    "compute": SEARCH.compute_prior,
+    "loader": SEARCH.loader_prior,
+    "launching": SEARCH.launching_prior,
+    "communication": SEARCH.communication_prior,
+    "optimizer": SEARCH.optimizer_prior,
+    PRESSURE: SEARCH.pressure_prior,
+    "synchronisation": SEARCH.synchronisation_prior,
 }
 """Median of each part where its shape is 1, and standard deviation of its logarithm.
 
@@ -115,14 +115,14 @@ class Parts:
             for name in names:
                 count = grid.count(name)
                 mean += [0.0] * count
-                scale += [1.0 if name in CATALOGUE else SEARCH.aside] * count
+                scale += [1.0 if name in CATALOGUE else SEARCH.unexpected_effect] * count
                 knob += [self.knobs.index(name)] * count
             self._slices[part] = slice(begin, len(mean))
         begin = len(mean)
         for number, name in enumerate(self.knobs):
             count = grid.count(name)
             mean += [0.0] * count
-            scale += [SEARCH.aside if name in CATALOGUE else 1.0] * count
+            scale += [SEARCH.unexpected_effect if name in CATALOGUE else 1.0] * count
             knob += [number] * count
         self._common = slice(begin, len(mean))
         self.mean, self.scale, self.knob = np.array(mean), np.array(scale), np.array(knob)

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from autotune.analysis.wording import difference
 from autotune.config import StudySpec, withheld
 from autotune.errors import BadInput
-from autotune.measurement.noise import PRIOR_SIGMA
+from autotune.measurement.policy import MEASUREMENT
 from autotune.runs.study_setup import StudySetup
 from autotune.search.space import MICRO_BATCH, Space
 from autotune.standalone.recording import NO_ENERGY
@@ -131,7 +131,7 @@ def _launcher(wanted: StudySpec, own: StudySpec, table: Table, origin: Origin) -
             recorded(table, timed=timed),
             run=noise,
             block=noise,
-            interleaved=min(noise, PRIOR_SIGMA),
+            interleaved=min(noise, MEASUREMENT.prior_sigma),
         ),
         workers=known or devices or DEFAULT_CPU_WORKERS,
         slots=wanted.resources.max_concurrent_trials or 1,

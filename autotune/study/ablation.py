@@ -1,16 +1,16 @@
 """Ablation of the winner: which of its changes bring nothing, and what each of the others brings."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from autotune.analysis import contributions
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.contributions import Step, ablation_rounds, reduce_winner
+from autotune.analysis.policy import PROOF
 from autotune.analysis.round_results import runs_that_compare
 from autotune.analysis.rounds import latest_gain_run
-from autotune.measurement.policy import PROOF
 from autotune.study.context import BASELINE
+from autotune.study.policy import STUDY
 from autotune.study.run_planner import PlannedAttempt
 from autotune.study.runner import Runner
 from storage import Purpose
@@ -56,19 +56,18 @@ class Ablation:
         chosen = confirmation.selected
         assert chosen is not None
         both = confirmation.knobs_of(confirmation.members())
-        prices = self._runner.prices
-        repeats = PROOF.most_repeats if confirmation.baseline_unsteady else 0
-        kept = prices.rounds(both, confirmation.to_prove_reduced)
-        kept += repeats * prices.costs.brief(self._setup.baseline)
+        price = self._runner.price
+        repeats = STUDY.most_repeats if confirmation.baseline_unsteady else 0
+        kept = price.rounds(both, confirmation.to_prove_reduced)
+        kept += repeats * price.costs.brief(self._setup.baseline)
         order = self._runner.drawn(step.configurations, "ablation", step.round)
         missing = [knobs for knobs in order if not self._is_measured(chosen, knobs, step.round)]
         rounds = max(1, PROOF.fewest_rounds + 1 - step.round) if confirmation.spread else 1
         # That many variants seldom fit in memory together: then each is launched by itself.
-        one_by_one = replace(prices, at_once=False)
-        if self._time.left < kept + rounds * one_by_one.round(missing):
+        if self._time.left < kept + rounds * price.one_by_one().round(missing):
             return False
         proof = len(both) * confirmation.to_prove_reduced
-        self._run_round(chosen, missing, step.round, PROOF.idle_rounds, proof)
+        self._run_round(chosen, missing, step.round, STUDY.idle_rounds, proof)
         return True
 
     def measure(self, chosen: int, winner: dict[str, Any], *, reduced: bool) -> None:
@@ -80,7 +79,7 @@ class Ablation:
             # What an earlier daemon has measured of a round does not count once this one goes on.
             while missing := [k for k in order if not self._is_measured(chosen, k, number)]:
                 # A round that is not complete compares nothing.
-                if self._time.left < self._runner.prices.round(missing):
+                if self._time.left < self._runner.price.round(missing):
                     return
                 self._run_round(chosen, missing, number)
 

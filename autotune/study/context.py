@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.analysis.barred import Barred
 from autotune.analysis.costs import CostRecords, Costs
 from autotune.analysis.provenance import attempts_of
 from autotune.analysis.run_digest import run_digest
@@ -210,6 +211,13 @@ class StudyContext:
     def costs(self) -> Costs:
         """Return what runs cost, as far as known by now."""
         return self._cost_records.by(self.attempts())
+
+    def barred(self) -> Barred:
+        """Return which configurations may not be recommended, as far as known by now."""
+        return self.attempts().derived(self._barred_by)
+
+    def _barred_by(self, attempts: Attempts) -> Barred:
+        return Barred.of_study(attempts, self.blocks, self.setup.spec)
 
     @functools.cached_property
     def _cost_records(self) -> CostRecords:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from autotune.analysis.conclusion import VerdictInputs, build_verdict
 from autotune.analysis.finalists import expected_gains
-from autotune.analysis.levels import Level, Levels, pooled_baseline
+from autotune.analysis.node_speeds import NodeSpeed, NodeSpeeds, pooled_baseline
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import Terms, quantity
@@ -178,18 +178,18 @@ class DashboardSync:
     def _note_finalists(self, verdict: Verdict) -> None:
         attempts = self._context.attempts()
         searched = {a.trial: a for a in attempts.of(Purpose.SEARCH).recorded()}
-        levels = Levels.of(attempts)
+        speeds = NodeSpeeds.of(attempts)
         for finalist in verdict.finalists:
             own = searched[finalist.trial]
-            level, rates = levels.at(own.environment), verdict.telling(finalist)
-            note = self.trial_note(own, level.applied(own.result), level, confirmed=rates)
+            speed, rates = speeds.at(own.environment), verdict.telling(finalist)
+            note = self.trial_note(own, speed.applied(own.result), speed, confirmed=rates)
             self._ledger.note(note, trial=finalist.trial)
 
     def trial_note(
         self,
         attempt: StoredAttempt,
         result: AttemptResult,
-        level: Level,
+        speed: NodeSpeed,
         *,
         confirmed: Sequence[float] = (),
     ) -> str:
@@ -197,10 +197,10 @@ class DashboardSync:
 
         Args:
             result: of the attempt, as if it had run where the baseline did.
-            level: factor of its node, by which the result has been multiplied already.
+            speed: factor of its node, by which the result has been multiplied already.
             confirmed: its throughput by round, if it was measured again.
         """
         own = self._context.setup.spec.job_knobs
         return dashboard_notes.trial_note(
-            attempt, result, self._unit, own=own, confirmed=confirmed, level=level
+            attempt, result, self._unit, own=own, confirmed=confirmed, speed=speed
         )

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from autotune.errors import DiskFull, LauncherError, StorageUnreachable
-from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.stop_rule import ObservedBlock
 from autotune.runs.monitors import NOT_ITS_OWN, RunMonitor
 from autotune.study.context import StudyContext
+from autotune.study.policy import STUDY
 from autotune.study.run_planner import Mode, RunPlan
 from autotune.study.slot_pool import SlotPool
 from autotune.worker.protocol import Outcome, TrialReport, TrialRequest
@@ -255,7 +255,7 @@ class TrialExecutor:
         if self._is_to_blame(lost):
             return lost
         with_node = [*(one.result for one in known.lost_with_node(attempt)), latest]
-        always = latest.fault == Fault.NODE and len(with_node) >= MEASUREMENT.most_node_losses
+        always = latest.fault == Fault.NODE and len(with_node) >= STUDY.most_node_losses
         return with_node if always else []
 
     def _is_to_blame(self, lost: Sequence[AttemptResult]) -> bool:
@@ -266,7 +266,7 @@ class TrialExecutor:
         daemon_died = any(one.fault == Fault.DAEMON for one in lost)
         elsewhere = daemon_died or len({one.cause for one in lost}) > 1
         one_node = not self._context.setup.launcher.several_nodes
-        return len(lost) >= MEASUREMENT.most_launches and (one_node or elsewhere)
+        return len(lost) >= STUDY.most_launches and (one_node or elsewhere)
 
     def abandon(self) -> None:
         """End what runs without recording it, and wait until it is gone."""
@@ -298,7 +298,7 @@ def check_there(workdir: Path) -> None:
 
 def _not_launched(attempt: StoredAttempt) -> TrialReport:
     """Return the report of an attempt that has been the end of its daemon each time."""
-    times = MEASUREMENT.most_launches
+    times = STUDY.most_launches
     cause = f"its daemon or its agent died each of the {times} times that it was launched"
     return TrialReport(attempt.name, Outcome.CRASH, cause, (), 0.0)
 

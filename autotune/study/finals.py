@@ -6,7 +6,7 @@ baseline for minutes: clocks and temperatures settle in a long run and not in a 
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from autotune.analysis.process_spread import repeats_made
 from autotune.analysis.rounds import replay_study
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
-from autotune.measurement.policy import MEASUREMENT, PROOF
 from autotune.runs.monitors import (
     FirstStepsMonitor,
     FitMonitor,
@@ -27,13 +26,14 @@ from autotune.runs.monitors import (
     TimedMonitor,
     TrajectoryMonitor,
 )
+from autotune.runs.policy import RUNS
 from autotune.study import finals_plan
 from autotune.study.ablation import Ablation
+from autotune.study.policy import STUDY
 from autotune.study.round_time import RoundTime
 from autotune.study.run_planner import PlannedAttempt
 from autotune.study.runner import Runner
-from autotune.worker.protocol import NO_LIMIT, TimeLimit
-from storage import Attempts, ChoiceReason, MessageCode, NewMessage, Purpose
+from storage import ChoiceReason, MessageCode, NewMessage, Purpose
 
 
 class Finals:
@@ -124,7 +124,7 @@ class Finals:
         if confirmation.rounds or confirmation.members() != [baseline] or own is None:
             return False
         left_out = set(self.selection.unaffordable if self.selection else ())
-        rivals = self._runner.prices.eligible()
+        rivals = self._runner.price.eligible()
         return any(may_be_faster(one, own) for one in rivals if one.trial in left_out)
 
     def _as_measured(self, confirmation: Confirmation) -> Confirmation:
@@ -143,7 +143,7 @@ class Finals:
                 "What ran on another machine is not compared with what runs now (rounds "
                 f"{numbers} of the confirmation): it is measured anew."
             )
-        if self._moves > PROOF.most_moves:
+        if self._moves > STUDY.most_moves:
             raise LauncherError(
                 f"the machine has changed {self._moves} times in the middle of the confirmation, and "
                 "nothing could be compared; see that its agents stay on one"
@@ -156,10 +156,9 @@ class Finals:
         if confirmation.rounds or not finalists or finalists == self._finalists:
             return
         self._finalists = finalists
-        attempts, selection = self._context.attempts(), self.selection
-        found = choices(
-            attempts, finalists, self._barred(attempts), selection.unaffordable if selection else ()
-        )
+        attempts, barred = self._context.attempts(), self._context.barred().trials
+        unaffordable = self.selection.unaffordable if self.selection else ()
+        found = choices(attempts, finalists, barred, unaffordable)
         again = [
             f"trial {one.trial}" + (f" (expected {one.expected:.2f}x)" if one.expected else "")
             for one in found
@@ -169,13 +168,10 @@ class Finals:
         self._context.record_choice(found)
         self._context.say(NewMessage(said, MessageCode.FINALISTS))
 
-    def _barred(self, attempts: Attempts) -> Mapping[int, str]:
-        return self._time.proof(attempts).barred.trials
-
     def _replay(self) -> Confirmation | None:
         self.selection = finals_plan.selection(self._context, self._time)
         attempts, spec, blocks = self._context.attempts(), self._setup.spec, self._context.blocks
-        return replay_study(attempts, spec, blocks, self.selection, self._barred(attempts))
+        return replay_study(attempts, spec, blocks, self.selection, self._context.barred().trials)
 
     def _replace_refused(self, confirmation: Confirmation) -> bool:
         """Try the fastest trial without what is refused of it; return whether it ran.
@@ -231,16 +227,16 @@ class Finals:
                 continue
             if self._time.left > costs.profile(knobs):
                 attempt = PlannedAttempt(trial, knobs, Purpose.EPOCHS)
-                self._runner.run_monitored(attempt, FitMonitor(MEASUREMENT.blocks_of_fit))
+                self._runner.run_monitored(attempt, FitMonitor(RUNS.blocks_of_fit))
                 return True
         return False
 
     def _check_longest(self, confirmation: Confirmation) -> bool:
         """Run a finalist on the longest samples, if the workload knows them; return whether it did."""
         blocks = self._context.blocks
-        members, prices = confirmation.members(), self._runner.prices
+        members, price = confirmation.members(), self._runner.price
         configurations = confirmation.knobs_of(members)
-        proof = prices.rounds(configurations, confirmation.to_prove)
+        proof = price.rounds(configurations, confirmation.to_prove)
         for trial, knobs in zip(members, configurations, strict=True):
             if trial == confirmation.baseline or self._runner.recorded(
                 Purpose.LONGEST, trial, knobs
@@ -248,9 +244,9 @@ class Finals:
                 continue
             if not tells_longest(self._context.attempts(), trial, blocks):
                 continue
-            if self._time.left > prices.costs.profile(knobs) + proof:
+            if self._time.left > price.costs.profile(knobs) + proof:
                 attempt = PlannedAttempt(trial, knobs, Purpose.LONGEST)
-                self._runner.run_monitored(attempt, FitMonitor(MEASUREMENT.blocks_of_fit))
+                self._runner.run_monitored(attempt, FitMonitor(RUNS.blocks_of_fit))
                 return True
         return False
 
@@ -275,7 +271,7 @@ class Finals:
         return True
 
     def _round_time(self, confirmation: Confirmation) -> RoundTime:
-        return RoundTime(confirmation, self._runner.prices, self._time)
+        return RoundTime(confirmation, self._runner.price, self._time)
 
     def _recorded(self, confirmation: Confirmation) -> dict[int, float | None]:
         """Return what this daemon has recorded of the next round."""
@@ -289,9 +285,9 @@ class Finals:
         baseline, again = confirmation.baseline, repeats_made(self._context.attempts())
         if baseline is None or not confirmation.baseline_unsteady or confirmation.to_prove:
             return False
-        if confirmation.settled or again >= PROOF.most_repeats:
+        if confirmation.settled or again >= STUDY.most_repeats:
             return False
-        rounds_first = again >= PROOF.repeats_if_unsteady and not confirmation.decided()
+        rounds_first = again >= STUDY.repeats_if_unsteady and not confirmation.decided()
         members = confirmation.members()
         if rounds_first and self._round_time(confirmation).enough(members):
             return False
@@ -369,24 +365,17 @@ class SoakPair:
         order = [chosen, baseline]
         random.Random(f"{self._context.setup.spec.seed}/long").shuffle(order)
         missing = [trial for trial in order if not self._measured(confirmation, trial)]
-        seconds = self._seconds()
-        if not missing or seconds < PROOF.shortest_soak:
+        if not (seconds := self._time.soak_seconds()):
             return
         for trial in missing:
             self._measure(confirmation, trial, seconds)
-
-    def _seconds(self) -> float:
-        """Return the length of each run."""
-        rest = PROOF.soak_of_rest * self._time.left - self._context.costs().startup
-        return min(PROOF.longest_soak, PROOF.soak_of_study * self._time.elapsed, rest)
 
     def _measure(self, confirmation: Confirmation, trial: int, seconds: float) -> None:
         noise = self._runner.planner.noise.sigma_run
         limits = self._context.setup.confirm_limits(sigma_run=noise)
         limits = replace(limits, longest=seconds, fewest=math.inf)
         knobs = confirmation.candidates[trial].knobs
-        most = seconds + self._context.costs().shortest(knobs) + limits.warmup
-        limit = TimeLimit(most, most) if self._time.limited else NO_LIMIT
+        limit = self._time.for_soak(knobs, limits.warmup + seconds)
         while not self._measured(confirmation, trial):
             attempt = PlannedAttempt(trial, knobs, Purpose.SOAK)
             self._runner.run_monitored(attempt, TimedMonitor(limits), limit)

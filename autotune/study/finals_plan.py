@@ -10,8 +10,8 @@ from autotune.analysis.finalists import (
     possibly_faster,
     timed_trials,
 )
-from autotune.analysis.proof import Proof
-from autotune.measurement.policy import PROOF
+from autotune.analysis.finals_price import FinalsPrice
+from autotune.analysis.policy import PROOF
 from autotune.study.context import StudyContext
 from autotune.study.time_budget import TimeBudget
 from search_spaces.words import Knobs
@@ -28,48 +28,48 @@ def selection(context: StudyContext, time: TimeBudget) -> Selection:
     if not time.limited:
         return Selection(wanted)
     attempts = context.attempts()
-    proof = time.proof(attempts)
+    price, barred = time.finals_price(attempts), context.barred()
     every = [
         trial
         for trial in timed_trials(attempts)
-        if trial.knobs != context.setup.baseline and trial.trial not in proof.barred.trials
+        if trial.knobs != context.setup.baseline and trial.trial not in barred.trials
     ]
-    order, timed = most_promising_first(every), proof.worth_checking(every)
-    for those in _pools(timed, proof, time):
+    order, timed = most_promising_first(every), price.worth_checking(every)
+    for those in _pools(timed, price, time):
         numbers = {trial.trial for trial in those}
         trials = [trial for trial in order if trial.trial in numbers]
-        if proof.needed == PROOF.fewest_alone:
-            trials = possibly_faster(trials, PROOF.alike)
+        if price.plan.needed == PROOF.fewest_alone:
+            trials = possibly_faster(trials, PROOF.alike_distance)
         # Rounds of what is surely slower than the best trial cost time and show nothing.
         trials = [trial for trial in trials if may_be_faster(trial, trials[0])]
         for count, own_batch in _sizes(min(wanted, len(trials))):
             members = trials[:count]
             if own_batch:
                 members += of_same_batch(attempts.baseline(), those, members)
-            rounds = time.rounds if len(members) > 1 else proof.needed
+            rounds = time.rounds if len(members) > 1 else price.plan.needed
             finalists = [trial.knobs for trial in members]
-            if time.may_end(proof.finals(finalists, rounds) + _further_seeds(proof, finalists)):
+            if time.may_end(price.finals(finalists, rounds) + _further_seeds(price, finalists)):
                 return Selection(count, _others(every, trials), own_batch)
-    return Selection(1, _others(every, proof.checked(timed)), same_batch=False)
+    return Selection(1, _others(every, price.checked(timed)), same_batch=False)
 
 
-def _further_seeds(proof: Proof, finalists: Sequence[Knobs]) -> float:
+def _further_seeds(price: FinalsPrice, finalists: Sequence[Knobs]) -> float:
     """Return seconds of the checks that the first seeds of all finalists but the first may leave open.
 
     Their time would be that of the first one's rounds. On a device few checks have a second seed.
     """
-    if proof.needed == PROOF.fewest_alone:
+    if price.plan.needed == PROOF.fewest_alone:
         return 0.0
-    return sum(map(proof.another_seed, finalists[1:]))
+    return sum(map(price.another_seed, finalists[1:]))
 
 
 def _pools(
-    timed: list[StoredAttempt], proof: Proof, time: TimeBudget
+    timed: list[StoredAttempt], price: FinalsPrice, time: TimeBudget
 ) -> Iterator[list[StoredAttempt]]:
     """Yield the trials to choose from: all, those whose finals have time, those without a check."""
     yield timed
-    yield [trial for trial in timed[: PROOF.ranked] if time.may_end(proof.alone(trial))]
-    yield proof.checked(timed)
+    yield [trial for trial in timed[: PROOF.ranked_trials] if time.may_end(price.alone(trial))]
+    yield price.checked(timed)
 
 
 def _sizes(most: int) -> Iterator[tuple[int, bool]]:

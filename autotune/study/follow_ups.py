@@ -12,9 +12,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.analysis.barred import Barred
 from autotune.analysis.finalists import fastest_first, may_be_faster
-from autotune.analysis.levels import levelled
-from autotune.analysis.proof import Proof, rounded_up
+from autotune.analysis.finals_price import FinalsPrice
+from autotune.analysis.node_speeds import at_home_speed
 from autotune.analysis.sameness import ChangeKind
+from autotune.analysis.shortfall import rounded_up
 from autotune.analysis.wording import difference
 from autotune.search.sampling import Shortage, surely_too_large
 from autotune.search.space import Space
@@ -59,7 +60,7 @@ class FollowUps:
     @property
     def skips_compilation(self) -> bool:
         """True if there is no time for some values that have to be compiled."""
-        return any(self._unaffordable(self._time.proof(self._context.attempts())))
+        return any(self._unaffordable(self._time.finals_price(self._context.attempts())))
 
     def enqueue(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> bool:
         """Enqueue what is to be tried next, unless something waits or was suggested; and say it.
@@ -91,17 +92,17 @@ class FollowUps:
         if own is None or own.result.throughput is None:  # it has failed
             yield from self._bundle(trials, attempts)
             return
-        proof = self._time.proof(attempts)
-        self._tell_what_is_left_out(proof)
-        self._tell_what_is_refused(proof.barred)
+        price, barred = self._time.finals_price(attempts), self._context.barred()
+        self._tell_what_is_left_out(price)
+        self._tell_what_is_refused(barred)
         yield from self._parts(trials, attempts)
         yield from self._bundle(trials, attempts)
-        yield from self._rest(trials, proof.barred)
+        yield from self._rest(trials, barred)
         tried = [attempt.knobs for attempt in attempts.of(Purpose.SEARCH)]
         baseline = filter(None, [attempts.baseline()])
-        best = fastest_first([*baseline, *proof.eligible()])[0]
+        best = fastest_first([*baseline, *price.eligible()])[0]
         found = with_compilation(self._space, best.knobs, tried)
-        if found and self._time.lacks(self._space.complete(found.params), proof) <= 0:
+        if found and self._time.lacks(self._space.complete(found.params), price) <= 0:
             yield found
 
     def _bundle(self, trials: Sequence[FrozenTrial], attempts: Attempts) -> Iterator[Suggestion]:
@@ -138,23 +139,25 @@ class FollowUps:
 
         None: it is not refused, is surely slower than the baseline, or was tried without that.
         """
-        proof = self._time.proof(attempts)
-        measured = levelled(attempts).searched().measured()
-        refused = [one for one in measured if one.trial in proof.barred.numerics]
-        own = levelled(attempts).baseline()
-        first = next(iter(fastest_first([*proof.eligible(), *refused])), None)
+        price, barred = self._time.finals_price(attempts), self._context.barred()
+        measured = at_home_speed(attempts).searched().measured()
+        refused = [one for one in measured if one.trial in barred.numerics]
+        own = at_home_speed(attempts).baseline()
+        first = next(iter(fastest_first([*price.eligible(), *refused])), None)
         if first not in refused or own is None or not may_be_faster(first, own):
             return None
-        return self._without(first, proof)
+        return self._without(first, barred, attempts)
 
-    def _without(self, trial: StoredAttempt, proof: Proof) -> Suggestion | None:
+    def _without(
+        self, trial: StoredAttempt, barred: Barred, attempts: Attempts
+    ) -> Suggestion | None:
         """Return a trial without what the numerics gate refuses of it; None if it was tried."""
-        baseline, names = self._context.setup.baseline, proof.barred.numerics[trial.trial]
+        baseline, names = self._context.setup.baseline, barred.numerics[trial.trial]
         kept = {name: trial.knobs[name] for name in self._space.distributions()}
         kept |= {name: baseline[name] for name in names if name in kept}
-        params = rest(self._space, baseline, kept, proof.barred)
+        params = rest(self._space, baseline, kept, barred)
         knobs = self._space.complete(params)
-        if knobs == baseline or proof.attempts.of(Purpose.SEARCH).with_knobs(knobs):
+        if knobs == baseline or attempts.of(Purpose.SEARCH).with_knobs(knobs):
             return None
         undone = difference(trial.knobs, {**trial.knobs, **{n: baseline[n] for n in names}})
         return Suggestion(params, f"trial {trial.trial} without {undone}, which a check refuses")
@@ -171,12 +174,12 @@ class FollowUps:
                     f"Trial {trial} is refused, and no other of its kind is tried: {reason}."
                 )
 
-    def _tell_what_is_left_out(self, proof: Proof) -> None:
+    def _tell_what_is_left_out(self, price: FinalsPrice) -> None:
         """Say once what there is no time to compile, and from which wall time on there would be."""
         if self._told:
             return
         self._told = True
-        for name, seconds, lacking in self._unaffordable(proof):
+        for name, seconds, lacking in self._unaffordable(price):
             whole = self._context.setup.spec.budget.wall_time or 0.0
             enough = rounded_up(whole + lacking)
             self._context.say(
@@ -184,14 +187,14 @@ class FollowUps:
                 f"{whole:.0f} s. It is included from about {enough:.0f} s on (budget.wall_time)."
             )
 
-    def _unaffordable(self, proof: Proof) -> Iterator[tuple[str, float, float]]:
+    def _unaffordable(self, price: FinalsPrice) -> Iterator[tuple[str, float, float]]:
         baseline = self._context.setup.baseline
         compiling = {"compile": DEAR["compile"]} if "compile" in self._space.distributions() else {}
         for name in DEAR:
             for value in compiled_values(self._space, name):
                 knobs = {**baseline, **compiling, name: value}
-                if value != baseline[name] and (lacking := self._time.lacks(knobs, proof)) > 0:
-                    yield f"{name}={written(value)}", proof.costs.shortest(knobs), lacking
+                if value != baseline[name] and (lacking := self._time.lacks(knobs, price)) > 0:
+                    yield f"{name}={written(value)}", price.costs.shortest(knobs), lacking
 
 
 def parts_of(

@@ -6,13 +6,13 @@ from typing import Any
 
 from autotune.analysis.finalists import possibly_faster
 from autotune.analysis.findings import Finding, findings
-from autotune.analysis.levels import levelled
+from autotune.analysis.node_speeds import at_home_speed
 from autotune.analysis.wording import end_in_words
 from autotune.measurement.bottleneck import breakdown
 from autotune.runs.monitors import ProfileMonitor
-from autotune.search.policy import SEARCH
 from autotune.search.space import MICRO_BATCH, Space
 from autotune.study.context import BASELINE, StudyContext
+from autotune.study.policy import STUDY
 from autotune.study.run_planner import PlannedAttempt
 from autotune.study.runner import Runner
 from launchers.site import device_names
@@ -74,9 +74,9 @@ class Room:
     def growth(self) -> int:
         """Factor by which the micro-batch may grow at once."""
         if not self.peak_bytes:
-            return SEARCH.most_growth
+            return STUDY.most_growth
         return max(
-            SEARCH.most_growth, int(SEARCH.share_of_memory * self.memory_bytes / self.peak_bytes)
+            STUDY.most_growth, int(STUDY.share_of_memory * self.memory_bytes / self.peak_bytes)
         )
 
 
@@ -141,10 +141,10 @@ def experts(
         room: on a device where launches are dear: it makes one trial of both; None: elsewhere.
         cores: processors of a rank.
     """
-    growth = room.growth if room else SEARCH.most_growth
+    growth = room.growth if room else STUDY.most_growth
     most = {
         MICRO_BATCH: growth * int(baseline[MICRO_BATCH]),
-        "num_workers": max(1.0, cores - SEARCH.cores_for_steps),
+        "num_workers": max(1.0, cores - STUDY.cores_for_steps),
     }
     favoured = [name for name in CATALOGUE if name not in unusable and name not in DEAR]
     answers = [finding for finding in found if set(finding.knobs) & set(space.distributions())]
@@ -313,8 +313,8 @@ class Experts:
 
     def _slower(self, answer: Suggestion, attempts: Attempts) -> list[str]:
         """Return the changes of an answer that is probably no faster than the baseline."""
-        level, knobs = levelled(attempts), self._space.complete(answer.params)
-        its, own = level.searched().measured().with_knobs(knobs).first, level.baseline()
+        at_home, knobs = at_home_speed(attempts), self._space.complete(answer.params)
+        its, own = at_home.searched().measured().with_knobs(knobs).first, at_home.baseline()
         if its is None or own is None or its in possibly_faster([own, its], margin=0.0):
             return []
         return changes(answer.params, self._setup.baseline)
@@ -332,7 +332,7 @@ class Experts:
         baseline, cores = self._setup.baseline, self._setup.launcher.site.cores_of_rank
         found = findings(seen, baseline, self._setup.facts) if seen.get("parts") else []
         unusable = {*seen.get("unusable", ()), *slower}
-        if cores < SEARCH.cores_for_loading:
+        if cores < STUDY.cores_for_loading:
             unusable.add("num_workers")  # unless it is loading that holds the step back
         return experts(self._space, baseline, found, unusable, room, cores)
 

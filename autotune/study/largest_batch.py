@@ -11,15 +11,15 @@ from typing import Any
 from autotune.config import StudySpec
 from autotune.config.mistakes import LARGEST
 from autotune.errors import BadInput
-from autotune.measurement.policy import MEASUREMENT
 from autotune.runs.monitors import FitMonitor
-from autotune.search.policy import SEARCH
+from autotune.runs.policy import RUNS
 from autotune.search.space import divisors
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import TrialExecutor
+from autotune.study.policy import STUDY
 from autotune.study.run_planner import PlannedAttempt, RunPlanner
 from autotune.study.slot_pool import SlotPool
-from autotune.worker.protocol import NO_LIMIT, TimeLimit
+from autotune.study.time_budget import TimeBudget
 from search_spaces import CATALOGUE, infeasible
 from search_spaces.constraints import broken
 from search_spaces.knob import Range
@@ -58,12 +58,12 @@ class Bracket:
                 return first
             return min(2 * self.fits, most) if self.fits < most else None
         room = self.fails - self.fits
-        return None if room <= max(1, self.fits // SEARCH.close_enough) else self.fits + room // 2
+        return None if room <= max(1, self.fits // STUDY.close_enough) else self.fits + room // 2
 
     def with_headroom(self, first: int) -> int:
         """Return the micro-batch to train with; at least the first if that fits."""
-        kept = int(SEARCH.fit_headroom * self.fits)
-        kept -= kept % SEARCH.granule if kept >= 2 * SEARCH.granule else 0
+        kept = int(STUDY.fit_headroom * self.fits)
+        kept -= kept % STUDY.batch_granule if kept >= 2 * STUDY.batch_granule else 0
         return max(1, kept, min(first, self.fits))
 
 
@@ -74,6 +74,7 @@ class LargestBatch:
         """Prepare the search; `check` raises when the study is to stop."""
         self._context = context
         self._check = check
+        self._time = TimeBudget(context)
         self._first = int(context.setup.baseline["micro_batch"])
         fixed = context.setup.facts.global_batch_size
         self._share = None if fixed is None else fixed // context.setup.facts.world_size
@@ -120,7 +121,7 @@ class LargestBatch:
         with TrialExecutor(self._context, pool, self._check) as executor:
             while (size := self._next(attempts)) is not None:
                 attempt = PlannedAttempt(BASELINE, self._knobs(size), Purpose.FIT)
-                limit, monitor = self._limit(attempts), FitMonitor(MEASUREMENT.blocks_of_fit)
+                limit, monitor = self._time.for_fit(attempts), FitMonitor(RUNS.blocks_of_fit)
                 executor.run(planner.monitored(attempt, limit, monitor))
                 attempts = self._context.attempts()
         runs = _runs(attempts)
@@ -148,7 +149,7 @@ class LargestBatch:
         bracket = _bracket(runs)
         # What is searched does not change any more, whatever the budget becomes.
         searching = len(attempts) > len(attempts.of(Purpose.FIT, Purpose.PROFILE))
-        if searching or (bracket.fits and self._spent_enough(runs)):
+        if searching or (bracket.fits and self._time.fit_is_spent(attempts)):
             return None
         if runs and not bracket.fits:
             last = runs[-1]
@@ -172,24 +173,6 @@ class LargestBatch:
             several = {setup.baseline[_STEPS], *setup.spec.values().get(_STEPS, ())}
         one = self._knobs(size)
         return all(any(broken({**one, _STEPS: steps}, setup.facts)) for steps in several)
-
-    def _limit(self, attempts: Attempts) -> TimeLimit:
-        """Return the time limit of the next run."""
-        wall_time = self._context.setup.spec.budget.wall_time
-        if wall_time is None:
-            return NO_LIMIT
-        spent = sum(run.result.wall_seconds for run in _runs(attempts))
-        left = max(SEARCH.fit_least * wall_time, SEARCH.fit_budget * wall_time - spent)
-        return TimeLimit(left, left)
-
-    def _spent_enough(self, runs: Sequence[StoredAttempt]) -> bool:
-        """Return whether the share of the budget for these runs is spent."""
-        budget, seconds = self._context.setup.spec.budget, sum(r.result.wall_seconds for r in runs)
-        hours = seconds * self._context.setup.launcher.ranks / 3600
-        return any(
-            limit is not None and spent >= SEARCH.fit_budget * limit
-            for spent, limit in ((seconds, budget.wall_time), (hours, budget.device_hours))
-        )
 
 
 def _runs(attempts: Attempts) -> list[StoredAttempt]:

@@ -1,20 +1,23 @@
 """Policy of pairing and interleaving: which runs are resident at once and train in turn."""
 
 import itertools
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.costs import Costs
-from autotune.analysis.levels import unrest
-from autotune.analysis.process_spread import UNSTEADY
+from autotune.analysis.policy import ANALYSIS
 from autotune.analysis.wording import duration
-from autotune.measurement.noise import RunNoise
-from autotune.measurement.policy import MEASUREMENT
+from autotune.measurement.noise import RunNoise, standard_error
+from autotune.runs.policy import RUNS
 from autotune.study.context import StudyContext
+from autotune.study.policy import STUDY
 from autotune.study.slot_pool import SlotPool
 from autotune.worker.protocol import TimeLimit
 from launchers import untimed_steps
 from storage import (
+    AttemptResult,
     Attempts,
     AttemptState,
     Fault,
@@ -45,7 +48,7 @@ class Residency:
         if len(knobs) < 2:
             return "there is only one"
         longest = max(map(self._context.costs().step, knobs))
-        if longest > MEASUREMENT.longest_turn_step:
+        if longest > STUDY.longest_turn_step:
             return f"a step of {longest:.1f} s is too long for turns"
         return self._shortage(peak_bytes, slots)
 
@@ -60,7 +63,7 @@ class Residency:
             there = setup.launcher.site.bytes_of_rank / slots
         elif not needed:
             return "how much memory they need is not known"
-        if needed <= MEASUREMENT.resident_share * there:
+        if needed <= STUDY.resident_share * there:
             return ""
         shares = f"{needed / _GIB:.2f} of the {there / _GIB:.2f} GiB"
         return f"by their peaks they need {shares} that a rank has"
@@ -97,7 +100,7 @@ class PairingPolicy:
             return None  # it is not to run again
         if self._is_unsteady(own):
             return None  # its processes lie further apart than trials that follow each other
-        why = unrest(noise, attempts)
+        why = why_not_comparable(noise, attempts)
         if not why or not self.on_one_environment() or _in_vain(attempts):
             return None
         if _failed_before(trial, attempts) or not self._fits(knobs, own, attempts, limit):
@@ -114,12 +117,12 @@ class PairingPolicy:
 
     def _is_unsteady(self, own: StoredAttempt) -> bool:
         """Return whether the processes of the baseline lie far apart on its CUDA device."""
-        return self._context.on_device and (own.result.sigma_run or 0.0) > UNSTEADY
+        return self._context.on_device and (own.result.sigma_run or 0.0) > ANALYSIS.unsteady_spread
 
     def on_one_environment(self) -> bool:
         """Return whether all slots are where the baseline's own trial ran.
 
-        On nodes that differ, rates are levelled by the baseline's rate on each instead.
+        On nodes that differ, rates are scaled by the baseline's rate on each instead.
         """
         own = self._context.attempts().baseline()
         return own is not None and {*self._pool.environments} == {own.environment}
@@ -141,7 +144,9 @@ class PairingPolicy:
         """
         # Where the machine disturbs runs that follow each other, a few turns of each tell more than
         # the same time one by one: only what proves the result besides is left alone.
-        restless = not self._context.on_device and unrest(noise, self._context.attempts())
+        restless = not self._context.on_device and why_not_comparable(
+            noise, self._context.attempts()
+        )
         seconds = limit.hard if restless else limit.soft
         if lost := lost_interleaved(self._context.attempts()):
             obstacle = f"a run in turn was lost: {lost.result.cause}"
@@ -198,7 +203,7 @@ class PairingPolicy:
     def _too_dear(self) -> str:
         """Return why the first pair is not worth its launch; empty if it is."""
         costs = self._context.costs()
-        launches, trials = 2 * costs.startup, MEASUREMENT.pair_worth * costs.trained
+        launches, trials = 2 * costs.startup, STUDY.pair_worth * costs.trained
         if launches <= trials:
             return ""
         return (
@@ -211,6 +216,32 @@ class PairingPolicy:
         if self._paired is not paired:
             self._paired = paired
             self._context.say(message)
+
+
+def why_not_comparable(noise: RunNoise, attempts: Attempts) -> str:
+    """Return why trials that follow each other do not compare; empty if they do.
+
+    One run of the baseline may show it: the sooner trials are paired, the fewer are unpaired.
+    """
+    runs = [attempt.result for attempt in attempts.baseline_runs().measured()]
+    if not runs:
+        return ""
+    error = math.hypot(noise.sigma_run, statistics.median(map(_error_of_blocks, runs)))
+    if error > STUDY.restless_error:
+        return f"by the runs of the baseline one of them is off by {error:.1%} (standard error)"
+    if abs(noise.drift_per_hour or 0.0) > STUDY.pairing_drift:
+        return f"the machine's speed drifts by {noise.drift_per_hour:+.1%} an hour"
+    disturbed = sum(run.contended for run in runs)
+    if 2 * disturbed > len(runs):
+        return f"others disturbed {disturbed} of {len(runs)} runs of the baseline"
+    return ""
+
+
+def _error_of_blocks(run: AttemptResult) -> float:
+    """Return the relative standard error of a run by its blocks; 0 if they tell nothing."""
+    if run.block_half_width is None or run.block_freedom is None:
+        return 0.0
+    return standard_error(run.block_half_width, run.block_freedom)
 
 
 def lost_interleaved(attempts: Attempts) -> StoredAttempt | None:
@@ -227,15 +258,15 @@ def lost_interleaved(attempts: Attempts) -> StoredAttempt | None:
 def _in_turn(costs: Costs, knobs: Mapping[str, Any]) -> float:
     """Return seconds of the shortest interleaved run after its launch."""
     step = costs.step(knobs)
-    turn = max(MEASUREMENT.interleaved_block, step) + untimed_steps(step) * step
-    return costs.first_step(knobs) + 2 * MEASUREMENT.fewest_turns * turn
+    turn = max(RUNS.interleaved_block, step) + untimed_steps(step) * step
+    return costs.first_step(knobs) + 2 * STUDY.fewest_turns * turn
 
 
 def _in_vain(attempts: Attempts) -> bool:
     """Return whether the latest paired trials were all lost: two may not fit at once."""
     newest_first = reversed(list(attempts.of(Purpose.SEARCH)))
     paired = (one.result.state for one in newest_first if attempts.paired_baseline_of(one))
-    vain = MEASUREMENT.pairs_in_vain
+    vain = STUDY.pairs_in_vain
     return list(itertools.islice(paired, vain)) == [AttemptState.LOST] * vain
 
 

@@ -1,11 +1,11 @@
 """The time of one round of the confirmation: whether there is enough, and how long each run may take."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from autotune.analysis.confirmation import Confirmation
-from autotune.analysis.proof import Proof
-from autotune.measurement.policy import PROOF
+from autotune.analysis.finals_price import FinalsPrice
+from autotune.analysis.policy import PROOF
+from autotune.study.policy import STUDY
 from autotune.study.time_budget import TimeBudget
 from autotune.worker.protocol import TimeLimit
 from search_spaces.words import Knobs
@@ -14,9 +14,9 @@ from search_spaces.words import Knobs
 class RoundTime:
     """Time of the next round of a confirmation, by what earlier runs took."""
 
-    def __init__(self, confirmation: Confirmation, prices: Proof, time: TimeBudget) -> None:
+    def __init__(self, confirmation: Confirmation, price: FinalsPrice, time: TimeBudget) -> None:
         self._confirmation = confirmation
-        self._prices = prices
+        self._price = price
         self._time = time
 
     def enough(self, missing: Sequence[int]) -> bool:
@@ -29,25 +29,24 @@ class RoundTime:
         Args:
             missing: trials that the round has yet to measure.
         """
-        prices, to_prove = self._prices, self._confirmation.to_prove
+        price, to_prove = self._price, self._confirmation.to_prove
         knobs, rounds = self._confirmation.knobs_of(missing), max(1, to_prove)
         if len(missing) < len(self._confirmation.members()):
-            one_by_one = replace(prices, at_once=False)
-            return self._time.may_end(one_by_one.usual_round(knobs))
-        usual = prices.usual_round(knobs)
+            return self._time.may_end(price.one_by_one().usual_round(knobs))
+        usual = price.usual_round(knobs)
         if self._counts_like_others() and not self._may_be_long_enough(knobs, rounds):
             return False
         if self._confirmation.proven:
             return usual <= self._time.left
         if to_prove in (0, PROOF.fewest_rounds):
-            return self._time.may_end(prices.rounds(knobs, rounds))
+            return self._time.may_end(price.rounds(knobs, rounds))
         return self._time.may_end(rounds * usual)
 
     def interleaved(self, members: Sequence[int]) -> TimeLimit:
         """Return the time limit of a round whose members are measured in turn."""
         knobs = self._confirmation.knobs_of(members)
         to_come = self._confirmation.runs_to_come(self._time.rounds)
-        shortest = self._prices.round(knobs)
+        shortest = self._price.round(knobs)
         others = self._needed(members) - shortest
         shortest = max(shortest, self._seconds_like_before(knobs, knobs))
         return self._time.for_proof(len(knobs) / (len(knobs) + to_come), shortest, others)
@@ -60,7 +59,7 @@ class RoundTime:
         """
         own, several = self._confirmation.knobs_of([trial]), self._confirmation.knobs_of(missing)
         runs = len(missing) + self._confirmation.runs_to_come(self._time.rounds)
-        shortest = self._prices.costs.shortest(own[0])
+        shortest = self._price.costs.shortest(own[0])
         others = self._needed(missing) - shortest
         like_before = self._seconds_like_before(own, several)
         return self._time.for_proof(1 / runs, max(shortest, like_before), others)
@@ -75,7 +74,7 @@ class RoundTime:
 
     def _may_be_long_enough(self, members: Sequence[Knobs], rounds: int) -> bool:
         """Return whether so many rounds may be about as long as those before."""
-        least = PROOF.least_further * self._prices.recorded_round(members)
+        least = STUDY.least_further * self._price.recorded_round(members)
         return rounds * least <= self._time.left
 
     def _seconds_like_before(self, runs: Sequence[Knobs], missing: Sequence[Knobs]) -> float:
@@ -90,10 +89,10 @@ class RoundTime:
         """
         if not self._time.limited or not self._counts_like_others():
             return 0.0
-        recorded, left = self._prices.recorded_round, max(0.0, self._time.left)
+        recorded, left = self._price.recorded_round, max(0.0, self._time.left)
         whole = recorded(self._confirmation.knobs_of(self._confirmation.members()))
         needed = recorded(missing) + max(0, self._confirmation.to_prove - 1) * whole
-        follows = left - needed >= PROOF.least_further * whole
+        follows = left - needed >= STUDY.least_further * whole
         return recorded(runs) * (1.0 if follows else left / needed)
 
     def _needed(self, missing: Sequence[int]) -> float:
@@ -105,4 +104,4 @@ class RoundTime:
         confirmation, to_come = self._confirmation, max(0, self._confirmation.to_prove - 1)
         every = confirmation.knobs_of(confirmation.members())
         now = confirmation.knobs_of(missing)
-        return self._prices.rounds(now, 1) + self._prices.rounds(every, to_come)
+        return self._price.rounds(now, 1) + self._price.rounds(every, to_come)

@@ -7,14 +7,14 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.analysis.finalists import ranked
-from autotune.analysis.levels import Levels
+from autotune.analysis.node_speeds import NodeSpeeds
 from autotune.measurement.noise import run_noise, total_half_width
-from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.step_series import OnsetBound
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.interleaved import InterleavedSchedule, PairedSchedule, interleaved
 from autotune.runs.monitors import RunMonitor, TimedMonitor
 from autotune.runs.one_off import Shape, as_timed
+from autotune.runs.policy import RUNS
 from autotune.runs.request_shapes import (
     as_trajectory,
     few_steps,
@@ -26,6 +26,7 @@ from autotune.runs.request_shapes import (
 )
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.pairing import PairingPolicy
+from autotune.study.policy import STUDY
 from autotune.study.slot_pool import SlotPool
 from autotune.worker.protocol import TimeLimit, TrialRequest
 from launchers import SoloSchedule, TurnSchedule
@@ -99,7 +100,7 @@ class RunPlan:
     seed: int
     reuse: bool
     stays: bool
-    interleaved_block_seconds: float = MEASUREMENT.interleaved_block
+    interleaved_block_seconds: float = RUNS.interleaved_block
 
     @property
     def purpose(self) -> Purpose:
@@ -157,7 +158,7 @@ class RunPlanner:
             return self._paired(trial, knobs, rate, low, limit)
         attempt = PlannedAttempt(trial, knobs, Purpose.SEARCH)
         slot = self._choose(attempt)
-        low = Levels.of(attempts).at(self._pool.environment_of(slot)).least(low)
+        low = NodeSpeeds.of(attempts).at(self._pool.environment_of(slot)).least(low)
         return self._timed(attempt, slot, limit, low)
 
     def calibration(
@@ -353,10 +354,10 @@ def _incumbent_low(attempts: Attempts, barred: Container[int], df: float) -> flo
         rate = result.throughput or 0.0
         if rate <= low:
             break  # all that follow are slower still
-        low = max(low, rate * (1 - min(_half_width(result, df), MEASUREMENT.widest_rate)))
+        low = max(low, rate * (1 - min(_half_width(result, df), STUDY.widest_rate)))
     return low
 
 
 def _half_width(result: AttemptResult, df: float) -> float:
-    own = MEASUREMENT.widest_rate if result.block_half_width is None else result.block_half_width
+    own = STUDY.widest_rate if result.block_half_width is None else result.block_half_width
     return total_half_width(own, result.sigma_run or 0.0, df)

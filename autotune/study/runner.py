@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from autotune.analysis.proof import Proof
+from autotune.analysis.finals_price import FinalsPrice
 from autotune.runs.monitors import RunMonitor
 from autotune.study.context import StudyContext
 from autotune.study.executor import TrialExecutor
@@ -61,9 +61,9 @@ class Runner:
         return bool(own.with_knobs(knobs).recorded())
 
     @property
-    def prices(self) -> Proof:
+    def price(self) -> FinalsPrice:
         """Price of the finals by what is recorded."""
-        return self.time.proof(self.context.attempts())
+        return self.time.finals_price(self.context.attempts())
 
     def drawn(self, several: Sequence[Drawn], what_for: str, round_: int) -> list[Drawn]:
         """Return the members in an order drawn for the study, the purpose and the round.

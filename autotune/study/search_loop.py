@@ -6,13 +6,15 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.analysis import outcomes
 from autotune.analysis.barred import Barred
-from autotune.analysis.levels import Calibration, Levels, error_of, errors_of_early
-from autotune.analysis.proof import rounded_up
+from autotune.analysis.node_speeds import NodeSpeeds
+from autotune.analysis.noise_backfill import error_of, errors_of_early
+from autotune.analysis.shortfall import rounded_up
 from autotune.analysis.wording import difference, share_text, too_slow
 from autotune.errors import BaselineFails
 from autotune.measurement.measure import Measure
 from autotune.search.outline import outline
 from autotune.search.sampling import Exhausted, sampler
+from autotune.study.calibration import Calibration
 from autotune.study.context import StudyContext
 from autotune.study.dashboard_sync import DashboardSync, ObjectiveValues
 from autotune.study.executor import Finished, TrialExecutor
@@ -134,8 +136,8 @@ class SearchLoop:
         found = self._follow_ups.without_refused(attempts)
         if found is None or self._budget.why_spent(self.ledger.trials(), attempts):
             return False
-        knobs, proof = self.space.complete(found.params), self._time.proof(attempts)
-        if (lacking := self._time.lacks_for_late_trial(knobs, proof)) > 0:
+        knobs, price = self.space.complete(found.params), self._time.finals_price(attempts)
+        if (lacking := self._time.lacks_for_late_trial(knobs, price)) > 0:
             self._tell_no_time(found.reason, lacking)
             return False
         self._context.say(f"To be tried next: {found.reason}.")
@@ -213,7 +215,7 @@ class SearchLoop:
         """Launch another run of the baseline if one is due; return whether it was launched.
 
         Args:
-            searching: True if trials are to come, for which noise and levels are wanted.
+            searching: True if trials are to come, for which noise and speeds of nodes are wanted.
         """
         attempts, baseline = self._context.attempts(), self._setup.baseline
         limit = self._time.for_trial(attempts)
@@ -273,7 +275,7 @@ class SearchLoop:
 
     def _inform_sampler(self, attempts: Attempts) -> Barred:
         """Tell the sampler what the records show by now; return what may not be recommended."""
-        barred, baseline = self._time.proof(attempts).barred, self._setup.baseline
+        barred, baseline = self._context.barred(), self._setup.baseline
         affordable = self._time.affordable(attempts)
         self._sampler.doubt(errors_of_early(attempts))
         self._sampler.restrict(
@@ -328,11 +330,12 @@ class SearchLoop:
             yield NewMessage(text, MessageCode.EXPECTATION, data)
 
     def _launch(self, executor: TrialExecutor, trial: FrozenTrial, attempts: Attempts) -> None:
-        knobs, proof = self.space.complete(trial.params), self._time.proof(attempts)
-        limit, barred = self._time.for_trial(attempts, knobs), [*proof.barred.trials]
+        knobs = self.space.complete(trial.params)
+        limit, barred = self._time.for_trial(attempts, knobs), [*self._context.barred().trials]
         if self._context.study.search_ended is not None:
             # It need not catch up with those in whose place it is.
-            limit, barred = self._time.for_late_trial(knobs, proof), [*range(trial.number)]
+            price = self._time.finals_price(attempts)
+            limit, barred = self._time.for_late_trial(knobs, price), [*range(trial.number)]
         executor.submit(self._planner.search(trial.number, knobs, limit, barred))
 
     def _learn_noise(self) -> None:
@@ -349,12 +352,12 @@ class SearchLoop:
         self._tell_result(finished.attempt, finished.result)
 
     def _tell_result(self, attempt: StoredAttempt, result: AttemptResult) -> None:
-        """Tell Optuna a result, levelled to the node of the baseline's own trial."""
-        level = Levels.of(self._context.attempts()).at(attempt.environment)
-        told = level.applied(result)
-        note = self.dashboard.trial_note(attempt, told, level)
+        """Tell Optuna a result, at the speed of the node of the baseline's own trial."""
+        speed = NodeSpeeds.of(self._context.attempts()).at(attempt.environment)
+        told = speed.applied(result)
+        note = self.dashboard.trial_note(attempt, told, speed)
         value = self._values.of(told, self._context.attempts())
-        error = level.doubted(error_of(result))
+        error = speed.doubted(error_of(result))
         tell_result(self.ledger, attempt.trial, told, note, standard_error=error, value=value)
 
     def _recover(self) -> list[FrozenTrial]:

@@ -20,8 +20,8 @@ from autotune.analysis.wording import share_text
 from autotune.config import BudgetSpec, StudySpec
 from autotune.search.observations import NORMAL_95
 from autotune.search.performance_model import Prediction
-from autotune.search.policy import SEARCH
 from autotune.search.trial_attributes import end_of, value_of
+from autotune.study.policy import STUDY
 from storage import SEARCH_RUNS, Attempts, AttemptState, Purpose, SearchEndCause
 
 Predict = Callable[[list[FrozenTrial]], Prediction | None]
@@ -87,9 +87,9 @@ def _all_fail(ended: Sequence[FrozenTrial]) -> str:
     another one runs, so it takes more of these.
     """
     failed = (end_of(trial) in _FAILURES for trial in ended)
-    if len(ended) >= SEARCH.broken_after and all(failed):
+    if len(ended) >= STUDY.broken_after and all(failed):
         return "every trial ends in an error"
-    if len(ended) >= SEARCH.hopeless_after and all(value_of(trial) is None for trial in ended):
+    if len(ended) >= STUDY.hopeless_after and all(value_of(trial) is None for trial in ended):
         return f"none of {len(ended)} trials has run"
     return ""
 
@@ -133,7 +133,7 @@ class TrialEconomics:
         At least the smallest visible gain, times the chance at which the search may end: less is noise.
         """
         wanted = self.cost(seconds) if self.min_improvement is None else self.min_improvement
-        return max(wanted, SEARCH.chance_of_more * self.visible(sigma))
+        return max(wanted, STUDY.chance_of_more * self.visible(sigma))
 
     @property
     def cause(self) -> SearchEndCause:
@@ -197,7 +197,7 @@ class ExpectedGainStopping:
         Args:
             ended: those that have ended, in the order of their ends.
         """
-        if len(ended) <= SEARCH.fewest_trials:
+        if len(ended) <= STUDY.fewest_trials:
             return ""
         found = self._poor(trials, seconds, sigma)
         # One more before that is believed: it must have been so before the last trial as well.
@@ -215,7 +215,7 @@ class ExpectedGainStopping:
     def _limits(self, seconds: float, sigma: float) -> tuple[float, float]:
         """Return the gain that a trial has to bring, and the gain that may be left."""
         worth = self._economics.least(seconds, sigma)
-        return worth, max(SEARCH.tolerable, worth)
+        return worth, max(STUDY.tolerable_gain, worth)
 
     def _poor(
         self, trials: Sequence[FrozenTrial], seconds: float, sigma: float
@@ -225,7 +225,7 @@ class ExpectedGainStopping:
         if found is None:
             return None
         worth, tolerable = self._limits(seconds, sigma)
-        much = found.gain >= worth or found.chance_of_more(tolerable) > SEARCH.chance_of_more
+        much = found.gain >= worth or found.chance_of_more(tolerable) > STUDY.chance_of_more
         return None if much or not _holds(found) else found
 
     def _brought_little(self, ended: Sequence[FrozenTrial], seconds: float, sigma: float) -> str:
@@ -234,7 +234,7 @@ class ExpectedGainStopping:
         A model that does not hold would go on for as long as there are configurations.
         """
         later = len(ended) // 2
-        if len(ended) < SEARCH.long_search:
+        if len(ended) < STUDY.long_search:
             return ""
         rates = [value_of(trial) or 0.0 for trial in ended]
         early, best = max(rates[:-later]), max(rates)
@@ -252,4 +252,4 @@ class ExpectedGainStopping:
 def _holds(prediction: Prediction) -> bool:
     """Return whether measurements lie no farther from leave-one-out predictions than by chance."""
     told = prediction.measured
-    return prediction.surprise <= float(special.chdtri(told, SEARCH.surprise)) / told
+    return prediction.surprise <= float(special.chdtri(told, STUDY.surprise_probability)) / told

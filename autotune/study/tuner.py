@@ -123,16 +123,13 @@ class Tuner:
             )
 
     def _facts(self, selection: Selection | None) -> VerdictInputs:
-        proof = self._time.proof(self._context.attempts())
         wall_time = self._time.wall_time
         return VerdictInputs(
             self._context.study.name,
             ended=True,
             left=wall_time.left if wall_time else None,
             selection=selection,
-            needed=proof.needed,
-            repeats=proof.repeats,
-            at_once=proof.at_once,
+            plan=self._time.finals_price(self._context.attempts()).plan,
         )
 
     def _check_baseline(self) -> None:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from autotune.analysis.levels import AT_HOME, Level, levelled
+from autotune.analysis.node_speeds import AT_HOME, NodeSpeed, at_home_speed
 from autotune.analysis.trial_ratios import rate_range
 from autotune.analysis.verdict import Finalist, Verdict
 from autotune.analysis.wording import Rounding, Terms, counted, difference, fixed, quantity
@@ -28,7 +28,7 @@ def trial_note(
     *,
     own: Collection[str] = (),
     confirmed: Sequence[float] = (),
-    level: Level = AT_HOME,
+    speed: NodeSpeed = AT_HOME,
 ) -> str:
     """Return the note of a trial: speed-up where it is known, rate, memory, cause of failure.
 
@@ -36,9 +36,9 @@ def trial_note(
         result: of the attempt, as if it had run where the baseline did.
         own: knobs of this job, which are listed.
         confirmed: its throughput by round, if it was measured again.
-        level: factor of its node, by which the throughput has been multiplied already.
+        speed: factor of its node, by which the throughput has been multiplied already.
     """
-    lines = [f"### {result.state}", *_rate_lines(result, unit, confirmed, level)]
+    lines = [f"### {result.state}", *_rate_lines(result, unit, confirmed, speed)]
     if result.peak_bytes:
         lines.append(f"- peak memory of a rank: {quantity(result.peak_bytes / _MIB)} MiB")
     if result.cause:
@@ -59,7 +59,7 @@ def _literal(text: str) -> str:
 
 
 def _rate_lines(
-    result: AttemptResult, unit: str, confirmed: Sequence[float], level: Level
+    result: AttemptResult, unit: str, confirmed: Sequence[float], speed: NodeSpeed
 ) -> Iterator[str]:
     """Yield speed-up and rates of a trial, as far as they are known."""
     if result.ratio is not None:
@@ -67,11 +67,11 @@ def _rate_lines(
         yield f"- over yours, which took turns with it, seen once: {ratio_text(ratio)}"
     if result.rate is not None:
         yield f"- rate, as measured: {quantity(result.rate)} {unit}"
-    if result.throughput is not None and level.error:
+    if result.throughput is not None and speed.error:
         how = "efficient" if Terms.of(unit).of_energy else "fast"
         yield (
-            f"- the baseline is {level.factor:.3f} times as {how} where its own trial ran as on this "
-            f"node, ±{level.error:.1%} (standard error)"
+            f"- the baseline is {speed.factor:.3f} times as {how} where its own trial ran as on this "
+            f"node, ±{speed.error:.1%} (standard error)"
         )
     if ran := rate_range(confirmed):
         yield (
@@ -111,7 +111,7 @@ def attributes(
     if verdict.speedup:
         name = "energy" if terms.of_energy else "speed-up"
         yield name, f"{how}: {said_ratio(verdict.speedup, terms)}"
-    searched = levelled(attempts).searched().complete()
+    searched = at_home_speed(attempts).searched().complete()
     best = max(searched, key=lambda attempt: attempt.result.throughput or 0.0)
     how_often = f"seen once, the luckiest of {counted(len(searched), 'trial')}"
     yield "highest value", f"trial {best.trial}: {how_often}"

@@ -22,7 +22,7 @@ from autotune.analysis.wording import (
     share_text,
 )
 from autotune.measurement.estimate import Ratio
-from autotune.measurement.policy import PROOF
+from autotune.measurement.policy import GATE
 
 MIB = 2**20
 CI = "95 % CI"
@@ -81,7 +81,7 @@ def loss_text(found: Numerics) -> str:
     if found.share_of_progress is None:
         return text
     fallen = share_text(abs(found.share_of_progress), _LEAST_GAIN)
-    return f"{text}, which is {fallen} of its fall (limit {PROOF.margin:.0%})"
+    return f"{text}, which is {fallen} of its fall (limit {GATE.loss_margin:.0%})"
 
 
 def percent(value: float, rounding: Rounding = Rounding.NEAREST) -> str:

@@ -4,10 +4,10 @@ import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.analysis.policy import PROOF
 from autotune.analysis.standing import Present
 from autotune.analysis.wording import counted, duration
 from autotune.config import StudySpec
-from autotune.measurement.policy import PROOF
 from autotune.views.purposes import PURPOSES
 from storage import TRAJECTORIES, Purpose, SlotHealth, StoredAttempt, StoredStudy
 

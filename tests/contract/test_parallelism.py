@@ -16,7 +16,7 @@ from autotune.config import StudySpec
 from autotune.config.kinds import spread
 from autotune.measurement import numerics
 from autotune.measurement.numerics import trajectory
-from autotune.measurement.policy import PROOF
+from autotune.measurement.policy import GATE
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import TimedMonitor, TrajectoryMonitor
 from autotune.runs.study_setup import StudySetup, launcher_of
@@ -271,7 +271,7 @@ def test_the_numerics_gate_compares_what_is_shared_out(
         folder = tmp_path / parallelism
         folder.mkdir()
         asked = dataclasses.replace(
-            request(folder, 2, {"parallelism": parallelism}, PROOF.most_steps),
+            request(folder, 2, {"parallelism": parallelism}, GATE.most_steps),
             factory="autotune.workloads.gpt:build",
             args=GPT,
         )
@@ -297,7 +297,7 @@ def test_the_numerics_gate_compares_what_is_shared_out(
 )
 def test_replicas_stay_alike(slot: Slot, tmp_path: Path, changes: dict[str, Any]) -> None:
     asked = dataclasses.replace(
-        request(tmp_path, 2, changes, PROOF.most_steps),
+        request(tmp_path, 2, changes, GATE.most_steps),
         factory="autotune.workloads.gpt:build",
         args=GPT,
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autotune.config.kinds import spread
-from autotune.measurement.policy import PROOF
+from autotune.measurement.policy import GATE
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import TimedMonitor, TrajectoryMonitor
 from autotune.worker.protocol import BlockPlan, TrialRequest
@@ -93,7 +93,7 @@ def test_a_trajectory_tells_the_gradients_norm_before_it_is_clipped(
 ) -> None:
     judge = TrajectoryMonitor(None, formats=(), earlier=(), rounding=())
     result = judge.result(
-        slot.run_solo(asked(tmp_path, own=own, trajectory=PROOF.most_steps), judge)
+        slot.run_solo(asked(tmp_path, own=own, trajectory=GATE.most_steps), judge)
     )
     assert result.state == "COMPLETE", (result.cause, result.log_tail)
     found = [seen.block.observed["gradient_norm"] for seen in judge.seen]

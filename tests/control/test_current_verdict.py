@@ -13,10 +13,10 @@ from optuna.trial import Trial
 from optuna_dashboard import get_note
 
 import autotune
+from autotune.analysis.policy import PROOF
 from autotune.analysis.verdict import Verdict
 from autotune.config import StudySpec
 from autotune.export import publish
-from autotune.measurement.policy import PROOF
 from autotune.service.daemon import Daemon
 from autotune.service.follow import conclusion
 from autotune.service.queues import this_queue

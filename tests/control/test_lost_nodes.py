@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from autotune.measurement.policy import MEASUREMENT
 from autotune.service import daemon as service
+from autotune.study.policy import STUDY
 from autotune.worker.protocol import Outcome
 from launchers.replay import ENVIRONMENT, Answer, Launch, ReplayLauncher
 from tests.control.replayed import PLAIN, Machine, Replayed
@@ -79,7 +79,7 @@ def test_what_is_lost_with_its_node_counts_against_nothing(played: Replayed, los
 
 
 @pytest.mark.parametrize(
-    ("slots", "losses"), [(1, MEASUREMENT.most_node_losses), (2, MEASUREMENT.most_launches)]
+    ("slots", "losses"), [(1, STUDY.most_node_losses), (2, STUDY.most_launches)]
 )
 def test_one_under_which_its_node_stalls_each_time_is_given_up(
     played: Replayed, slots: int, losses: int

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.analysis.estimates import leader
 from autotune.analysis.gate import GateRecord
-from autotune.analysis.levels import error_of
+from autotune.analysis.noise_backfill import error_of
 from autotune.views.recompute import recomputed_attempts
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
+from autotune.analysis.policy import PROOF
 from autotune.analysis.wording import duration
-from autotune.measurement.policy import PROOF
+from autotune.study.policy import STUDY
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Behaviour, Launch, SpeedVariation
 from launchers.replay.behaviours import noisy, running_at
@@ -313,7 +314,7 @@ def test_fresh_rounds_are_not_much_shorter_than_those_that_chose(
     found = run(played.on(restless, seed=seed, variation=SpeedVariation(0.15, 5.0)), wall_time)
     seconds = seconds_by_round(played)
     assert found["kind"] == "better"
-    assert min(seconds.values()) >= PROOF.least_further * statistics.median(seconds.values())
+    assert min(seconds.values()) >= STUDY.least_further * statistics.median(seconds.values())
 
 
 @pytest.mark.parametrize("wall_time", [170, 190])

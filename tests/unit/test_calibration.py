@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.analysis.levels import Calibration
 from autotune.measurement.measure import ENERGY, Measure
-from autotune.measurement.noise import PRIOR_SIGMA
+from autotune.measurement.policy import MEASUREMENT
+from autotune.study.calibration import Calibration
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 from tests.support.records import in_order
@@ -130,7 +130,7 @@ def test_one_run_means_never_again():
     never = Calibration(first_runs=1, prior_sigma=None, blocks=lambda _: ())
     twenty = trials(20)
     assert due(baseline_and(*twenty), slots=[HERE, THERE], plan=never) == []
-    assert never.noise(baseline_and(*twenty)).sigma_run == PRIOR_SIGMA
+    assert never.noise(baseline_and(*twenty)).sigma_run == MEASUREMENT.prior_sigma
 
 
 def test_noise_is_that_of_the_baseline_alone_and_begins_with_what_is_known():

@@ -7,7 +7,8 @@ import pytest
 
 from autotune.analysis.compilation import Compilation
 from autotune.analysis.costs import CostRecords, Costs, RunTimes
-from autotune.measurement.policy import MEASUREMENT, PROOF
+from autotune.analysis.policy import ANALYSIS
+from autotune.measurement.policy import GATE
 from autotune.measurement.step_series import Onset
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
@@ -48,7 +49,7 @@ def test_a_switch_costs_what_switches_have_cost() -> None:
 def test_change_of_the_graph_in_warm_workers_costs_its_compilation_and_no_launch() -> None:
     compiled = {**BASELINE, "compile": "default"}
     costs = Costs([times(LAUNCH), times(SWITCH, taken_over=True)], compilation=Compilation("cuda"))
-    cold = MEASUREMENT.compile_default
+    cold = ANALYSIS.compile_default
     assert costs.expected(compiled, BASELINE) == pytest.approx(SWITCH + TRAINED + cold)
     again = {**compiled, "log_interval": 1}
     assert costs.expected(again, compiled) == pytest.approx(SWITCH + TRAINED)
@@ -136,7 +137,7 @@ def test_a_check_takes_as_many_steps_as_its_reference() -> None:
 
     own = run(2, Purpose.REFERENCE, 100.0, 50.0)
     longer = replace(run(3, Purpose.REFERENCE, 100.0, 50.0), knobs=other)
-    assert steps(BASELINE) == pytest.approx(PROOF.fewest_steps)
+    assert steps(BASELINE) == pytest.approx(GATE.fewest_steps)
     assert steps(BASELINE, (own, 88)) == pytest.approx(88)
     assert steps(BASELINE, (own, 40), (longer, 96)) == pytest.approx(40)
     assert steps({**BASELINE, "micro_batch": 2}, (own, 40), (longer, 96)) == pytest.approx(96)

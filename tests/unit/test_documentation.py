@@ -11,11 +11,13 @@ from typing import Annotated
 import pytest
 from packaging.requirements import Requirement
 
+from autotune.analysis.policy import ANALYSIS
 from autotune.analysis.verdict import Numerics
 from autotune.config import StudySpec, load
 from autotune.config.sections import MeasurementSpec
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.policy import MEASUREMENT
+from autotune.runs.policy import RUNS
 from autotune.views.catalogue import knobs_page, recorded_effects
 from autotune.views.figure_text import claim, loss_text
 from search_spaces import CATALOGUE
@@ -123,9 +125,9 @@ def test_every_field_of_a_study_is_documented():
 @pytest.mark.parametrize(
     ("name", "on_device"),
     [
-        ("block_seconds", MEASUREMENT.block_on_device),
-        ("block_seconds", MEASUREMENT.energy_block),
-        ("min_steps", MEASUREMENT.steps_on_device),
+        ("block_seconds", RUNS.block_on_device),
+        ("block_seconds", RUNS.energy_block),
+        ("min_steps", RUNS.steps_on_device),
         ("warmup", MEASUREMENT.steady_blocks),
     ],
 )
@@ -170,14 +172,13 @@ def test_prices_of_compilation_are_those_of_the_policy():
     told = {
         device: [float(one) for one in re.findall(r"(?<![\w-])\d+", text)] for device, text in rows
     }
-    policy = MEASUREMENT
     on_cuda = [
-        policy.compile_default,
-        policy.compile_graphs,
-        policy.compile_max,
-        policy.compile_float8,
+        ANALYSIS.compile_default,
+        ANALYSIS.compile_graphs,
+        ANALYSIS.compile_max,
+        ANALYSIS.compile_float8,
     ]
-    assert told == {"CUDA": on_cuda, "CPU": [policy.compile_on_cpu]}
+    assert told == {"CUDA": on_cuda, "CPU": [ANALYSIS.compile_on_cpu]}
 
 
 def test_value_that_is_tried_first_is_none_that_no_study_has():

@@ -15,7 +15,7 @@ from autotune.measurement.gradients import (
     limits,
     rounding_of,
 )
-from autotune.measurement.policy import PROOF
+from autotune.measurement.policy import GATE
 from autotune.worker.rank.sketch import Sketcher
 
 SHAPES = {"embedding": (200, 32), "matrix": (64, 32), "bias": (32,)}
@@ -85,7 +85,7 @@ def test_formats_have_tolerances_in_their_order():
 
 def test_limits_of_every_format_widen_as_the_model_amplifies_rounding():
     kernels, narrow = (limits([one, FP32], amplified(0.3))[0] for one in (FP32, BF16))
-    assert narrow.whole == pytest.approx(0.3 * PROOF.limit_of_rounding, rel=0.01)
+    assert narrow.whole == pytest.approx(0.3 * GATE.rounding_limit, rel=0.01)
     assert limits([FP32, FP32])[0].whole < kernels.whole < 0.02
     assert limits([BF16, FP32], amplified(0.01)) == limits([BF16, FP32])
     assert limits([BF16, FP32], amplified(math.nan)) == limits([BF16, FP32])
@@ -103,7 +103,7 @@ def test_tensor_that_is_wrong_under_plain_autocast_as_well_is_refused(wrong):
     lost = wrong * GRADIENT["bias"] + (1 + wrong) * other * GRADIENT["bias"].norm() / other.norm()
     run = first_steps({**off(GRADIENT, 0.1), "bias": lost})
     known = rounding_of(run, REFERENCE)
-    assert PROOF.null_bf16 < known[0].whole < PROOF.largest_limit
+    assert GATE.null_bf16 < known[0].whole < GATE.largest_limit
     found = first_problem(deviations(run, REFERENCE, limits([BF16, FP32], known)))
     assert found.startswith("its gradient of bias in the first step")
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from autotune.analysis.levels import error_of, errors_of_early, with_known_noise
+from autotune.analysis.noise_backfill import error_of, errors_of_early, with_known_noise
 from autotune.measurement.policy import MEASUREMENT
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt

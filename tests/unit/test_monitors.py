@@ -7,7 +7,7 @@ import pytest
 
 from autotune.measurement.noise import standard_error
 from autotune.measurement.numerics import trajectory
-from autotune.measurement.policy import MEASUREMENT, PROOF
+from autotune.measurement.policy import GATE, MEASUREMENT
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import FirstStepsMonitor, TimedMonitor, TrajectoryMonitor
 from autotune.worker.protocol import (
@@ -110,13 +110,13 @@ def falling(count):
     return [dataclasses.replace(b, loss=5.0 - 0.05 * b.index) for b in flat(count)]
 
 
-@pytest.mark.parametrize("count", [0, PROOF.fewest_steps - 1, PROOF.fewest_steps + 20])
+@pytest.mark.parametrize("count", [0, GATE.fewest_steps - 1, GATE.fewest_steps + 20])
 def test_a_reference_that_its_time_has_ended_is_none(count):
     found, ended = judged_check(flat(count))
     assert not any(ended)
     assert (found.state, found.cause) == (
         "PRUNED",
-        f"ended after {count} of {PROOF.most_steps} steps",
+        f"ended after {count} of {GATE.most_steps} steps",
     )
 
 
@@ -134,10 +134,10 @@ def judged_at_its_end(blocks, reference=None):
 @pytest.mark.parametrize(
     ("steps", "observed", "state"),
     [
-        (PROOF.fewest_steps + 5, GRADIENT, "COMPLETE"),
-        (PROOF.start, GRADIENT, "COMPLETE"),
-        (PROOF.start - 1, GRADIENT, "ERROR"),
-        (PROOF.fewest_steps - 1, {}, "ERROR"),
+        (GATE.fewest_steps + 5, GRADIENT, "COMPLETE"),
+        (GATE.start_steps, GRADIENT, "COMPLETE"),
+        (GATE.start_steps - 1, GRADIENT, "ERROR"),
+        (GATE.fewest_steps - 1, {}, "ERROR"),
     ],
 )
 def test_reference_of_a_script_that_came_to_its_end_is_judged_by_its_steps(steps, observed, state):
@@ -147,20 +147,20 @@ def test_reference_of_a_script_that_came_to_its_end_is_judged_by_its_steps(steps
 
 
 def test_reference_of_a_script_that_came_to_its_end_needs_a_fall_of_its_loss_without_gradients():
-    assert judged_at_its_end(falling(PROOF.fewest_steps + 5)).state == "COMPLETE"
-    hardly = judged_at_its_end(flat(PROOF.fewest_steps + 5))
+    assert judged_at_its_end(falling(GATE.fewest_steps + 5)).state == "COMPLETE"
+    hardly = judged_at_its_end(flat(GATE.fewest_steps + 5))
     assert hardly.state == "REFUSED"
     assert "the loss of the reference fell by 0.0% in 37 steps" in hardly.cause
 
 
 @pytest.mark.parametrize(("steps", "state"), [(37, "COMPLETE"), (36, "ERROR")])
 def test_check_of_a_script_that_came_to_its_end_has_the_steps_of_its_reference(steps, state):
-    reference = trajectory(falling(PROOF.fewest_steps + 5))
+    reference = trajectory(falling(GATE.fewest_steps + 5))
     assert judged_at_its_end(falling(steps), reference).state == state
 
 
 def test_a_reference_may_end_once_its_loss_has_fallen():
-    found, ended = judged_check(falling(PROOF.fewest_steps))
+    found, ended = judged_check(falling(GATE.fewest_steps))
     assert ended[-1]
     assert found.state == "COMPLETE"
 
@@ -173,12 +173,12 @@ def test_a_reference_whose_loss_is_no_number_is_refused_however_short():
     ("outcome", "state"), [(None, "PRUNED"), (Outcome.ERROR, "ERROR"), (Outcome.OOM, "OOM")]
 )
 def test_a_check_that_its_time_has_ended_refuses_nothing(outcome, state):
-    reference = trajectory(falling(PROOF.fewest_steps))
+    reference = trajectory(falling(GATE.fewest_steps))
     assert judged_check(falling(20), reference, outcome)[0].state == state
 
 
 def test_a_check_that_its_first_steps_have_refuted_is_refused_however_short():
-    reference = trajectory(falling(PROOF.fewest_steps))
+    reference = trajectory(falling(GATE.fewest_steps))
     apart = flat(STEPS_WITHOUT_DROPOUT, observed={"replica_spread": 1.0})
     found, ended = judged_check(apart, reference)
     assert ended[-1]

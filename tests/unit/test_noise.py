@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.measurement.noise import PRIOR_SIGMA, RepeatedRun, run_noise, total_half_width
+from autotune.measurement.noise import RepeatedRun, run_noise, total_half_width
+from autotune.measurement.policy import MEASUREMENT
 
 NORMAL = 1.959964
 
@@ -25,7 +26,7 @@ def drawn(sigma, within, count, seed):
 
 
 def test_before_anything_is_measured_the_prior_holds():
-    assert run_noise([]).sigma_run == PRIOR_SIGMA
+    assert run_noise([]).sigma_run == MEASUREMENT.prior_sigma
     assert run_noise(runs([100.0]), prior_sigma=0.07).sigma_run == 0.07
 
 
@@ -34,11 +35,11 @@ def test_before_anything_is_measured_the_prior_holds():
 def test_many_runs_find_the_noise_between_them_and_not_that_of_their_blocks(sigma, within):
     found = np.mean([run_noise(drawn(sigma, within, 200, s)).sigma_run for s in range(20)])
     # Two runs' worth of the prior are left in two hundred.
-    assert found == pytest.approx(np.hypot(sigma, 0.1 * PRIOR_SIGMA), abs=0.0012)
+    assert found == pytest.approx(np.hypot(sigma, 0.1 * MEASUREMENT.prior_sigma), abs=0.0012)
 
 
 def test_a_few_quiet_runs_do_not_talk_the_noise_away():
-    assert run_noise(runs([100.0, 100.0, 100.0])).sigma_run > 0.5 * PRIOR_SIGMA
+    assert run_noise(runs([100.0, 100.0, 100.0])).sigma_run > 0.5 * MEASUREMENT.prior_sigma
 
 
 def test_drift_is_found_and_its_absence_too():

@@ -13,10 +13,10 @@ from autotune.measurement.numerics import (
     long_enough,
     not_to_compare,
 )
-from autotune.measurement.policy import PROOF
+from autotune.measurement.policy import GATE
 
 
-def falling(start=5.0, fall=0.3, noise=0.0, seed=0, steps=PROOF.fewest_steps):
+def falling(start=5.0, fall=0.3, noise=0.0, seed=0, steps=GATE.fewest_steps):
     """A loss that has fallen by a share of its start when the last quarter begins."""
     generator = np.random.default_rng(seed)
     part = np.minimum(1, np.arange(steps) / (0.75 * steps))
@@ -36,7 +36,7 @@ def decided(run, reference, **same):
         if not found.open:
             return found
         earlier.append((run(len(earlier)), reference(len(earlier))))
-        assert len(earlier) < PROOF.most_seeds
+        assert len(earlier) < GATE.most_seeds
 
 
 def test_the_rounding_of_low_precision_passes():
@@ -184,7 +184,7 @@ def _curve(losses, start="a"):
 
 def _level(start, offset=0.0, seed=0):
     """A run whose loss stays where it begins."""
-    noise = np.random.default_rng(seed).normal(0, 0.02, PROOF.most_steps)
+    noise = np.random.default_rng(seed).normal(0, 0.02, GATE.most_steps)
     return _curve(0.7 + offset + noise, start)
 
 
@@ -203,7 +203,7 @@ def test_a_loss_at_a_level_that_leaves_from_an_equal_start_is_refused_with_its_d
 
 @pytest.mark.parametrize("from_", [0.0, 0.7], ids=["from zero", "from a level"])
 def test_a_loss_that_rises_is_told_apart_by_no_less_than_its_own_spread(from_):
-    rise = np.linspace(0, 1, PROOF.most_steps)
+    rise = np.linspace(0, 1, GATE.most_steps)
     reference = _curve(from_ + 5 * rise)
     assert agreement(_curve(from_ + 5.05 * rise), reference).problem == ""
     assert "leaves the reference" in agreement(_curve(from_ + 7 * rise), reference).problem
@@ -211,9 +211,9 @@ def test_a_loss_that_rises_is_told_apart_by_no_less_than_its_own_spread(from_):
 
 @pytest.mark.parametrize("later", [0.0, 1e-3, -1e-3])
 def test_a_loss_that_begins_at_zero_is_compared(later):
-    rest = PROOF.most_steps - PROOF.start
+    rest = GATE.most_steps - GATE.start_steps
     reference, run = (
-        _curve([0.0] * PROOF.start + [factor * later] * rest) for factor in (1, 1.001)
+        _curve([0.0] * GATE.start_steps + [factor * later] * rest) for factor in (1, 1.001)
     )
     assert agreement(run, reference).problem == ""
     without = dataclasses.replace(reference, first=None)
@@ -221,5 +221,5 @@ def test_a_loss_that_begins_at_zero_is_compared(later):
 
 
 def test_a_loss_beside_one_that_is_always_zero_cannot_be_compared():
-    reference = _curve([0.0] * PROOF.most_steps)
-    assert agreement(_curve([1e-3] * PROOF.most_steps), reference).problem == ""
+    reference = _curve([0.0] * GATE.most_steps)
+    assert agreement(_curve([1e-3] * GATE.most_steps), reference).problem == ""

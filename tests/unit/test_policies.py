@@ -8,12 +8,23 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from autotune.measurement.policy import MEASUREMENT, PROOF
+from autotune.analysis.policy import ANALYSIS, PROOF
+from autotune.measurement.policy import GATE, MEASUREMENT
+from autotune.runs.policy import RUNS
 from autotune.search.policy import SEARCH
+from autotune.study.policy import STUDY
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "measurement-appendix.md"
-POLICIES = {"Search": SEARCH, "Measurement": MEASUREMENT, "Proof": PROOF}
+POLICIES = {
+    "Search": SEARCH,
+    "Measurement": MEASUREMENT,
+    "Gate": GATE,
+    "Analysis": ANALYSIS,
+    "Proof": PROOF,
+    "Runs": RUNS,
+    "Study": STUDY,
+}
 HEADING = "## Numbers of the decisions\n"
 CONSTANTS = {
     "CONFIDENCE",

@@ -392,8 +392,8 @@ def test_walks_from_the_baseline_can_all_run_and_have_every_value():
         for _ in range(100)
     ]
     assert sum(not space.problems(params) for params in by_chance) < 10
-    found = list(space.walks(random.Random(0), SEARCH.walks))
-    assert len(found) == SEARCH.walks
+    found = list(space.walks(random.Random(0), SEARCH.walked_candidates))
+    assert len(found) == SEARCH.walked_candidates
     assert not any(space.problems(params) for params in found)
     for name, distribution in space.distributions().items():
         assert {params[name] for params in found} == set(distribution.choices), name
@@ -401,7 +401,7 @@ def test_walks_from_the_baseline_can_all_run_and_have_every_value():
 
 
 def test_walks_are_drawn_anew_once_half_of_them_may_have_been_tried(monkeypatch):
-    few = dataclasses.replace(SEARCH, walks=8)
+    few = dataclasses.replace(SEARCH, walked_candidates=8)
     monkeypatch.setattr(performance_model, "SEARCH", few)
     drawn = []
 

@@ -10,8 +10,9 @@ from autotune.analysis.conclusion import unmeasured_leader
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.costs import CostRecords
 from autotune.analysis.finalists import Candidate
+from autotune.analysis.finals_price import FinalsPrice
 from autotune.analysis.outcomes import Failure
-from autotune.analysis.proof import Proof, Shortfall, WallTime, shortfall
+from autotune.analysis.shortfall import Shortfall, WallTime, shortfall
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT
 from search_spaces import defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
@@ -35,7 +36,7 @@ def asked(*trials: StoredAttempt) -> float:
     attempts = Attempts(trials, BASELINE)
     blocks = [StoredBlock(0, 4, 32, 0, 1.0, [1.0], 0.0, 1.0, 0, True)]
     costs = CostRecords(lambda _: blocks).by(attempts)
-    seconds = shortfall(None, Proof(attempts, costs, BASELINE), LEFT).seconds
+    seconds = shortfall(None, FinalsPrice(attempts, costs, BASELINE), LEFT).seconds
     assert seconds is not None
     return seconds
 
@@ -90,7 +91,9 @@ def finals(observed: dict[str, Any], *others: StoredAttempt) -> float:
     half = {**BASELINE, "precision": "bf16"}
     attempts = Attempts([trial(0, BASELINE), trial(1, half), *others], BASELINE)
     blocks = [StoredBlock(0, 4, 32, 0, 1.0, [1.0], 0.0, 1.0, 0, True, observed=observed)]
-    return Proof(attempts, CostRecords(lambda _: blocks).by(attempts), BASELINE).finals([half], 3)
+    return FinalsPrice(attempts, CostRecords(lambda _: blocks).by(attempts), BASELINE).finals(
+        [half], 3
+    )
 
 
 def test_finals_of_a_convolutional_model_pay_its_run_under_autocast() -> None:
@@ -114,7 +117,7 @@ def test_runs_that_never_came_to_a_step_ask_for_no_time() -> None:
     def found(*trials: StoredAttempt) -> Failure | None:
         attempts = Attempts(trials, BASELINE)
         costs = CostRecords(lambda _: []).by(attempts)
-        return shortfall(None, Proof(attempts, costs, BASELINE), LEFT).hindrance
+        return shortfall(None, FinalsPrice(attempts, costs, BASELINE), LEFT).hindrance
 
     assert found(in_vain(0)) is None
     stuck = found(in_vain(0), in_vain(1))
@@ -134,7 +137,7 @@ def test_trial_that_its_check_refuses_is_named_with_the_reason(fails_before: boo
     attempts = Attempts([*searched, *before, check], BASELINE)
     blocks = [StoredBlock(0, 4, 32, 0, 1.0, [1.0], 0.0, 1.0, 0, True)]
     costs = CostRecords(lambda _: blocks).by(attempts)
-    hindrance = shortfall(None, Proof(attempts, costs, BASELINE), LEFT).hindrance
+    hindrance = shortfall(None, FinalsPrice(attempts, costs, BASELINE), LEFT).hindrance
     assert hindrance == Failure(1, AttemptState.COMPLETE, reason)
 
 
@@ -142,7 +145,7 @@ def test_trial_that_looked_faster_and_was_not_measured_again_is_named() -> None:
     def named(*trials: StoredAttempt) -> int | None:
         attempts = Attempts(trials, BASELINE)
         costs = CostRecords(lambda _: []).by(attempts)
-        found = unmeasured_leader(Proof(attempts, costs, BASELINE))
+        found = unmeasured_leader(FinalsPrice(attempts, costs, BASELINE))
         return found and found.trial
 
     assert named(trial(0, BASELINE), trial(1, RIVAL)) == 1
@@ -160,7 +163,7 @@ def test_rounds_that_would_tell_beyond_those_allowed_are_counted() -> None:
         confirmation = Confirmation(candidates, 0, len(gains) + 1)
         for gain in gains:
             confirmation.close_round({0: 100.0, 1: 100.0 * gain})
-        return shortfall(confirmation, Proof(attempts, costs, BASELINE), LEFT)
+        return shortfall(confirmation, FinalsPrice(attempts, costs, BASELINE), LEFT)
 
     beyond, hopeless = lacking([1.02, 1.25, 1.13, 0.99]), lacking([0.6, 1.7, 0.9, 1.4])
     assert beyond.seconds is hopeless.seconds is hopeless.rounds is None

@@ -8,7 +8,7 @@ import pytest
 from autotune.measurement.measure import Measure
 from autotune.measurement.policy import MEASUREMENT
 from autotune.measurement.step_series import Onset, OnsetBound
-from autotune.measurement.stop_rule import FEWEST_BLOCKS, Limits, StopRule
+from autotune.measurement.stop_rule import Limits, StopRule
 from autotune.worker.protocol import BlockReport, Observed, TimeLimit
 
 LIMITS = Limits(warmup=3.0, longest=10.0, precision=0.02)
@@ -62,7 +62,7 @@ def test_a_workload_without_tokens_has_no_rate_of_them():
 
 def test_nor_has_it_one_where_it_takes_turns():
     watch = StopRule(dataclasses.replace(LIMITS, measure=Measure("tokens")))
-    for index in range(FEWEST_BLOCKS):
+    for index in range(MEASUREMENT.fewest_blocks):
         assert not watch.problem
         watch.take(without_tokens(index))
     assert "tokens_per_sample" in watch.problem

@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.config import BudgetSpec
 from autotune.search.performance_model import Prediction
-from autotune.search.policy import SEARCH
+from autotune.study.policy import STUDY
 from autotune.study.stopping import Budget, ExpectedGainStopping, TrialEconomics
 from search_spaces import defaults
 from storage import (
@@ -176,7 +176,7 @@ def test_end_by_the_cost_of_a_trial_and_by_the_gain_asked_for_are_two_causes():
 
 
 def test_search_whose_trials_all_end_in_an_error_ends_for_that():
-    failed = trials([None] * SEARCH.broken_after)
+    failed = trials([None] * STUDY.broken_after)
     for trial in failed:
         trial.set_user_attr("end", AttemptState.ERROR)
     budget = Budget(BudgetSpec(trials=1000), world_size=1)

@@ -16,8 +16,8 @@ from autotune.analysis.estimates import leader
 from autotune.analysis.finalists import Candidate, Selection
 from autotune.analysis.gate import GateRecord
 from autotune.analysis.outcomes import Failure, Outcomes, SearchBest
-from autotune.analysis.proof import Shortfall, rounds_missing
 from autotune.analysis.rounds import Stage, replay
+from autotune.analysis.shortfall import Shortfall, rounds_missing
 from autotune.analysis.trial_ratios import trial_ratios
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import difference

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.measurement.policy import MEASUREMENT
+from autotune.runs.policy import RUNS
 from autotune.worker import proc
 from autotune.worker.protocol import (
     BlockPlan,
@@ -236,7 +236,7 @@ def test_threads_that_work_while_their_run_waits_are_seen(site: Site, start: str
     def look(block: BlockReport) -> None:
         if "waiting_cpu" in block.observed:  # there was no wait before the first one
             shares[turns.trained_in[-1]].append(block.observed["waiting_cpu"] / block.seconds)
-        if min(map(len, shares)) > 4 and typical(1) > MEASUREMENT.work_while_waiting:
+        if min(map(len, shares)) > 4 and typical(1) > RUNS.work_while_waiting:
             turns.order.clear()
 
     def typical(member: int) -> float:
@@ -244,7 +244,7 @@ def test_threads_that_work_while_their_run_waits_are_seen(site: Site, start: str
 
     turns = Watched(2, 60, look)  # other processes may leave the thread little of a processor
     run(site, turns, *asked)
-    assert typical(0) < MEASUREMENT.work_while_waiting < typical(1)
+    assert typical(0) < RUNS.work_while_waiting < typical(1)
 
 
 BUSY_THREAD = """

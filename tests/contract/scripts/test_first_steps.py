@@ -12,7 +12,7 @@ from autotune.measurement.gradients import (
     limits,
     rounding_of,
 )
-from autotune.measurement.policy import PROOF
+from autotune.measurement.policy import GATE
 from autotune.worker.protocol import Outcome, TrialReport
 from tests.contract.scripts.bench import RANKS, Bench, assert_well
 
@@ -257,7 +257,7 @@ def test_plain_autocast_of_a_script_tells_how_far_its_model_amplifies_rounding(
 ) -> None:
     reference = _convolutional(bench)
     amplified = rounding_of(_convolutional(bench, autocast=True), reference)
-    assert amplified[0].whole > PROOF.null_bf16
+    assert amplified[0].whole > GATE.null_bf16
     formats = {"precision": "bf16"}, {"precision": "fp32"}
     run = _convolutional(bench, precision="bf16")
     assert first_problem(deviations(run, reference, limits(formats, amplified))) == ""

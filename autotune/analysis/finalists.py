@@ -9,7 +9,7 @@ from autotune.analysis.levels import error_of, levelled, pooled_baseline
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.policy import PROOF
 from autotune.search.ranking import Expectation, expectation
-from search_spaces.constraints import global_batch_size
+from search_spaces.batch import global_batch_size
 from storage import (
     TRAJECTORIES,
     Attempts,

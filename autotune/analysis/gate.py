@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from autotune.analysis.finalists import Candidate
 from autotune.analysis.sameness import Comparison, Rules
-from autotune.config.keeping import split_otherwise
 from autotune.measurement import gradients
 from autotune.measurement.gradients import RoundingErrors
 from autotune.measurement.numerics import (
@@ -22,6 +21,7 @@ from autotune.measurement.numerics import (
 )
 from autotune.measurement.policy import PROOF
 from search_spaces import CATALOGUE, defaults
+from search_spaces.batch import split_otherwise
 from search_spaces.constraints import conflicts_in
 from search_spaces.knob import DATA, GRAPH
 from search_spaces.words import Knobs

@@ -28,7 +28,7 @@ from autotune.errors import SpecError
 from launchers import section_of
 from launchers.sections import KINDS, SPANNING, AnyLauncher, as_section
 from search_spaces import CATALOGUE, defaults, preset, preset_names
-from search_spaces.constraints import global_batch_size
+from search_spaces.batch import global_batch_size
 from search_spaces.knob import KnobValue
 
 Counts = Literal["samples", "tokens", "steps"]

@@ -40,10 +40,6 @@ class StudyKnobs:
     variables: Mapping[str, str]
     workers: int | None
 
-    def differing(self, knobs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the knobs of a configuration that differ from the baseline."""
-        return {name: value for name, value in knobs.items() if value != self.baseline[name]}
-
 
 @dataclass(frozen=True)
 class Stated:

@@ -21,7 +21,7 @@ from autotune.config import StudySpec, withheld
 from autotune.errors import BadInput
 from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.runs.study_setup import StudySetup
-from autotune.search.space import MICRO_BATCH, Space
+from autotune.search.space import Space
 from autotune.standalone.recording import NO_ENERGY
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
@@ -30,6 +30,7 @@ from launchers.base import DEFAULT_CPU_WORKERS
 from launchers.replay import ReplayLauncher
 from launchers.replay.behaviours import noisy, recorded
 from launchers.replay.tables import THROUGHPUT, Origin, Table, read_origin, read_table
+from search_spaces.batch import MICRO_BATCH
 from search_spaces.knob import written
 from storage import Database, LeaseHolder, Repository
 

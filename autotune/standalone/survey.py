@@ -17,7 +17,6 @@ from autotune.runs.request_shapes import surveyed
 from autotune.runs.study_setup import StudySetup, facts_of, launcher_of
 from autotune.standalone import doctor, flags, interpreters, named_options, outside
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
-from autotune.standalone.flags import MICRO_BATCH
 from autotune.standalone.lasting import LastingMonitor, in_moments, too_short
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.launched import COMMAND_FIELD
@@ -36,6 +35,7 @@ from autotune.worker.cgroup import usable_cpus
 from autotune.worker.protocol import PYTHON, SPAWN, Timeouts, TrialRequest
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
+from search_spaces.batch import MICRO_BATCH
 from search_spaces.knob import KnobValue, written
 from storage import AttemptResult, AttemptState
 

@@ -12,7 +12,8 @@ from autotune.measurement.bottleneck import breakdown
 from autotune.search.policy import SEARCH
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
-from autotune.study.suggestions import MemoryHeadroom, Suggestion, changes, experts
+from autotune.study.suggestions import MemoryHeadroom, Suggestion, experts
+from search_spaces.knob import changed_knobs
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 
@@ -99,7 +100,7 @@ class ExpertSuggestions:
         its, own = level.searched().measured().with_knobs(knobs).first, level.baseline()
         if its is None or own is None or its in possibly_faster([own, its], margin=0.0):
             return []
-        return changes(answer.params, self._setup.baseline)
+        return [*changed_knobs(answer.params, self._setup.baseline)]
 
     def _suggestions(
         self, profile: BaselineProfile, slower: Iterable[str] = ()

@@ -31,7 +31,7 @@ from autotune.study.suggestions import (
     with_compilation,
 )
 from autotune.study.time_budget import TimeBudget
-from search_spaces.knob import written
+from search_spaces.knob import changed_knobs, written
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, TrialLedger
 from storage.trials import SUGGESTED_BY
 
@@ -130,7 +130,7 @@ class FollowUps:
             if SUGGESTED_BY not in trial.user_attrs or trial.number not in barred.trials:
                 continue
             params = rest(self._space, baseline, trial.params, barred)
-            if any(value != baseline[name] for name, value in params.items()):
+            if changed_knobs(params, baseline):
                 yield Suggestion(params, f"trial {trial.number} without what a check refuses")
 
     def without_refused(self, attempts: Attempts) -> Suggestion | None:

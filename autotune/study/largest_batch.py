@@ -14,13 +14,13 @@ from autotune.errors import BadInput
 from autotune.measurement.policy import MEASUREMENT
 from autotune.runs.monitors import FitMonitor
 from autotune.search.policy import SEARCH
-from autotune.search.space import divisors
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import TrialExecutor
 from autotune.study.run_planner import PlannedAttempt, RunPlanner
 from autotune.study.slot_pool import SlotPool
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
 from search_spaces import CATALOGUE, infeasible
+from search_spaces.batch import divisors
 from search_spaces.constraints import broken
 from search_spaces.knob import Range
 from storage import Attempts, AttemptState, Purpose, StoredAttempt

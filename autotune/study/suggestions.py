@@ -9,9 +9,11 @@ from autotune.analysis.findings import Finding
 from autotune.analysis.wording import end_in_words
 from autotune.search.policy import SEARCH
 from autotune.search.sampling import Shortage, surely_too_large
-from autotune.search.space import MICRO_BATCH, Space
+from autotune.search.space import Space
 from launchers.site import device_names
 from search_spaces import CATALOGUE, KnobValue
+from search_spaces.batch import MICRO_BATCH
+from search_spaces.knob import changed_knobs
 from storage import AttemptState, Recommended
 
 FAVOURED = "what experience favours"
@@ -103,8 +105,7 @@ def remembered(
         near = {name: space.nearest(name, wanted[name]) for name in space.distributions()}
         kept = _compiled_anew(baseline, wanted)
         params = {n: baseline[n] if v is None or n in kept else v for n, v in near.items()}
-        changed = any(value != baseline[name] for name, value in params.items())
-        if changed and not space.problems(params):
+        if changed_knobs(params, baseline) and not space.problems(params):
             return Suggestion(params, f"study {recommended.study} recommended it here before")
     return None
 
@@ -248,24 +249,16 @@ def halves(
         cause: how it failed.
         ran: configurations that ran, a value for every knob.
     """
-    changed = sorted(changes(failed, baseline), key=[*CATALOGUE, *failed].index)
-    sound = max((changes(failed, baseline, knobs) for knobs in ran), key=len, default=[])
+    changes = changed_knobs(failed, baseline)
+    changed = sorted(changes, key=[*CATALOGUE, *failed].index)
+    ran_together = ([n for n in changes if knobs[n] == failed[n]] for knobs in ran)
+    sound = max(ran_together, key=len, default=[])
     suspects = [name for name in changed if name not in sound]
     middle = (len(suspects) + 1) // 2
     parts = [suspects[middle:], suspects[:middle]] if len(suspects) > 1 else []
     every = ({**failed, **{name: baseline[name] for name in part}} for part in parts)
     why = f"a part of what failed ({end_in_words(cause)})"
     return [Suggestion(params, why) for params in every if not space.problems(params)]
-
-
-def changes(
-    params: Mapping[str, KnobValue],
-    baseline: Mapping[str, KnobValue],
-    knobs: Mapping[str, KnobValue] | None = None,
-) -> list[str]:
-    """Return the knobs that differ from the baseline; only those that other knobs have as well."""
-    other = params if knobs is None else knobs
-    return [n for n, value in params.items() if other[n] == value != baseline[n]]
 
 
 def parts_of(
@@ -283,7 +276,7 @@ def parts_of(
         failed: values of the knobs that vary, with how they failed.
         ran: configurations that ran, a value for every knob.
     """
-    bundles = [(params, changes(params, baseline), cause) for params, cause in failed]
+    bundles = [(params, [*changed_knobs(params, baseline)], cause) for params, cause in failed]
     bundles.sort(key=lambda bundle: len(bundle[1]))
     for params, _, cause in bundles:
         for part in halves(space, baseline, params, cause, ran):

@@ -21,7 +21,7 @@ from autotune.analysis.memory import limit_of_rank, outgrown
 from autotune.analysis.provenance import attempts_of, measured_in, nodes_of
 from autotune.analysis.rounds import Round, rounds_of
 from autotune.analysis.saving import Cost, EnergySaving, Saving
-from autotune.analysis.trial_ratios import changed_knobs, rate_range
+from autotune.analysis.trial_ratios import rate_range
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import Terms, counted
 from autotune.config import StudySpec, withheld
@@ -41,7 +41,8 @@ from autotune.views.trial_figures import TrialFigures, trial_figures
 from autotune.views.trust import Evidence, Point, points
 from autotune.views.verdict_text import text_of
 from autotune.views.waiting import waiting_now
-from search_spaces.constraints import global_batch_size
+from search_spaces.batch import global_batch_size
+from search_spaces.knob import changed_knobs
 from storage import (
     Attempts,
     AttemptState,

@@ -13,7 +13,7 @@ from autotune.analysis.confirmation_result import result_of
 from autotune.analysis.costs import CostRecords
 from autotune.analysis.estimates import leader, soak
 from autotune.analysis.finalists import ConfirmationResult, FinalistResult, Selection
-from autotune.analysis.gate import GateRecord, touched
+from autotune.analysis.gate import GateRecord
 from autotune.analysis.memory import (
     Memory,
     Outgrown,
@@ -31,6 +31,7 @@ from autotune.analysis.verdict import Contender, Finalist, Kind, Numerics, Verdi
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio, paired_ratio
 from autotune.measurement.policy import PROOF
+from search_spaces.numerics import touched
 from storage import StoredStudy, StudyState
 
 

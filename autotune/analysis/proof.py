@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from autotune.analysis import gate
+from autotune.analysis import gate_plan
 from autotune.analysis.barred import Barred
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.costs import Costs
@@ -163,9 +163,9 @@ class Proof:
             return 0.0
         return self.needed * sum(map(self.costs.further_steps, [self.baseline, first.knobs]))
 
-    def _missing_checks(self, finalists: Iterable[Knobs]) -> list[gate.MissingRun]:
+    def _missing_checks(self, finalists: Iterable[Knobs]) -> list[gate_plan.MissingRun]:
         convolutional = self.costs.convolutional
-        return gate.missing_runs(
+        return gate_plan.missing_runs(
             finalists, self.baseline, self.attempts, convolutional=convolutional
         )
 

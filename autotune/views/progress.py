@@ -7,7 +7,7 @@ of a round.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from autotune.analysis.gate import compared
+from autotune.analysis.gate_runs import compared
 from autotune.analysis.provenance import attempts_of
 from autotune.analysis.rounds import Round, Stage, rounds_of
 from autotune.analysis.standing import Present, StoredStanding, basis_of

@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from autotune.analysis import gate
 from autotune.analysis.conclusion import VerdictInputs, build_verdict
+from autotune.analysis.gate_runs import compared
 from autotune.analysis.provenance import Records, attempts_of
 from autotune.analysis.verdict import Verdict
 from autotune.config import withheld
@@ -135,7 +135,7 @@ def _judged_again(
     judged = (AttemptState.COMPLETE, AttemptState.REFUSED)
     if attempt.purpose != Purpose.NUMERICS or attempt.result.state not in judged:
         return attempt
-    problem = gate.compared(attempt, attempts, repository.attempts.blocks).problem
+    problem = compared(attempt, attempts, repository.attempts.blocks).problem
     state = AttemptState.REFUSED if problem else AttemptState.COMPLETE
     result = dataclasses.replace(attempt.result, state=state, cause=problem)
     return dataclasses.replace(attempt, result=result)

@@ -103,9 +103,9 @@ class Attempts:
         """Return the attempts of this trial."""
         return self._where(lambda attempt: attempt.trial == trial)
 
-    def with_seed(self, seed: int) -> "Attempts":
-        """Return runs of the numerics gate with a seed, which is recorded as their round."""
-        return self.in_round(seed)
+    def with_seed(self, seed: int | None) -> "Attempts":
+        """Return the runs of the numerics gate with a seed."""
+        return self._where(lambda attempt: attempt.seed == seed)
 
     def in_round(self, number: int) -> "Attempts":
         """Return the attempts of this round."""
@@ -192,8 +192,7 @@ class Attempts:
         before = self._attempts[max(0, place - 1) : place]
         if attempt.purpose != Purpose.SEARCH or not before:
             return None
-        beside = before[0].purpose == Purpose.PAIRED and before[0].round == attempt.trial
-        return before[0] if beside else None
+        return before[0] if before[0].beside == attempt.trial else None
 
     def lost_in_vain(self, attempt: StoredAttempt) -> list[StoredAttempt]:
         """Return consecutive earlier launches of the run that lost their agent or daemon.

@@ -112,7 +112,7 @@ def next_seed(
     done = list(attempts.of(Purpose.NUMERICS).conclusive().of_trial(trial))
     if done and not _is_open(done[-1], attempts, blocks):
         return None
-    for seed in range(1 + max((a.round for a in done), default=-1), PROOF.most_seeds):
+    for seed in range(1 + max((a.seed or 0 for a in done), default=-1), PROOF.most_seeds):
         references = attempts.of(Purpose.REFERENCE).with_seed(seed).conclusive().with_knobs(safe)
         if not references:
             return Check(Purpose.REFERENCE, trial, safe, seed)

@@ -21,8 +21,8 @@ def compared(attempt: StoredAttempt, attempts: Attempts, blocks: Blocks) -> Agre
     """
     (run, reference), formats = pair_of(attempt, attempts, blocks)
     own = attempts.of(Purpose.NUMERICS).of_trial(attempt.trial).complete()
-    earlier = [pair_of(a, attempts, blocks)[0] for a in own if a.round < attempt.round]
-    rounding = rounding_of_reference(formats[-1], attempt.round, attempts, blocks)
+    earlier = [pair_of(a, attempts, blocks)[0] for a in own if (a.seed or 0) < (attempt.seed or 0)]
+    rounding = rounding_of_reference(formats[-1], attempt.seed, attempts, blocks)
     return agreement(run, reference, formats=formats, earlier=earlier, rounding=rounding)
 
 
@@ -33,7 +33,7 @@ def pair_of(
     # By what is trained alone: the rest of a reference is the same throughout a study.
     earlier = [
         a
-        for a in attempts.of(Purpose.REFERENCE).with_seed(attempt.round).complete()
+        for a in attempts.of(Purpose.REFERENCE).with_seed(attempt.seed).complete()
         if a.id < attempt.id and trained_knobs(a.knobs) == trained_knobs(attempt.knobs)
     ]
     pair = (trajectory(blocks(attempt.id)), trajectory(blocks(earlier[-1].id)))
@@ -41,7 +41,7 @@ def pair_of(
 
 
 def rounding_of_reference(
-    safe: Knobs, seed: int, attempts: Attempts, blocks: Blocks
+    safe: Knobs, seed: int | None, attempts: Attempts, blocks: Blocks
 ) -> tuple[RoundingErrors, ...]:
     """Return how far plain autocast deviates the gradient of a reference; empty if not known.
 
@@ -51,7 +51,7 @@ def rounding_of_reference(
     run = runs.with_seed(seed).first or runs.first
     if run is None:
         return ()
-    references = attempts.of(Purpose.REFERENCE).with_seed(run.round).complete()
+    references = attempts.of(Purpose.REFERENCE).with_seed(run.seed).complete()
     reference = references.with_knobs(safe).first
     if reference is None:
         return ()

@@ -197,7 +197,7 @@ class Finals:
         check = next_check(candidates, self._setup.baseline, attempts, blocks)
         if check is None:
             return False
-        attempt = PlannedAttempt(check.trial, check.knobs, check.purpose, round=check.seed)
+        attempt = PlannedAttempt(check.trial, check.knobs, check.purpose, seed=check.seed)
         price = self._context.costs().check(*check.run)
         limit = self._time.share(1.0, at_least=price)
         self._runner.run_monitored(attempt, _monitor(check), limit)

@@ -71,8 +71,8 @@ def _run_of(one: StoredAttempt) -> Hashable:
     """Return what attempts of one run have in common: a trial with the baseline, or a round."""
     if one.purpose == Purpose.SEARCH:
         return Purpose.SEARCH, one.trial
-    if one.purpose == Purpose.PAIRED:
-        return Purpose.SEARCH, one.round
+    if one.beside is not None:
+        return Purpose.SEARCH, one.beside
     return one.purpose, one.round if one.purpose in _IN_TURN else -one.id
 
 
@@ -89,7 +89,7 @@ def _doing(run: Sequence[StoredAttempt], usual: Mapping[str, float], now: float)
 
 def _trials(run: Iterable[StoredAttempt]) -> str:
     """Return the trials of a run, as 'trial 3' or 'trials 0, 3'."""
-    found = sorted({one.round if one.purpose == Purpose.PAIRED else one.trial for one in run})
+    found = sorted({one.trial if one.beside is None else one.beside for one in run})
     return f"trial{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
 
 

@@ -19,7 +19,6 @@ from autotune.views.figure_text import MIB, Known, over_yours, ratio_text, short
 from autotune.views.outlook import outlook
 from autotune.views.purposes import PURPOSES
 from storage import (
-    TRAJECTORIES,
     UNTIMED,
     AttemptFeed,
     Attempts,
@@ -193,8 +192,8 @@ class ProgressLines:
             number, what = attempt.round, f"trial {attempt.trial} {less}"
         elif purpose == Purpose.FIT:
             what = f"micro-batch {attempt.knobs['micro_batch']}"
-        elif purpose in TRAJECTORIES and attempt.round:
-            what += f", seed {attempt.round + 1}"
+        elif attempt.seed:
+            what += f", seed {attempt.seed + 1}"
         return f"{words.event:8} {number:>3}", f"{what}  " if what else ""
 
     @staticmethod

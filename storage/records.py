@@ -36,7 +36,7 @@ class Lease:
     Attributes:
         key: what it is for: `study:ID`, or the name of a queue.
         predecessor: id of the process that held it before on the same host; None if there was none.
-        predecessor_started: start time of that process, see storage.holders; None if unknown.
+        predecessor_started: start time of that process, see storage.host; None if unknown.
         token: identifies this holder, as a restored database may give out an epoch again.
     """
 
@@ -71,7 +71,7 @@ class LeaseHolder:
     """Process that takes leases.
 
     Attributes:
-        host: value of storage.holders.this_host.
+        host: value of storage.host.this_host.
         seconds: duration of its leases.
     """
 

@@ -58,7 +58,7 @@ class Stated:
 
 
 class WorkloadSpec(Section, ABC):
-    """Workload of a study: a factory, a script or a command, see `autotune.config.kinds`.
+    """Workload of a study: a factory, a script or a command, see `autotune.config.workload_kinds`.
 
     Code outside this package asks the workload instead of its kind. What is not abstract is as it is
     for a workload of autotune's contract.

@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.config import arguments, fields
 from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT
-from autotune.config.withheld import looks_secret
+from autotune.config.secrets_withheld import looks_secret
 from autotune.worker.inject import constructed
 from search_spaces.batch import BATCH_KNOBS
 from search_spaces.knob import written

@@ -13,7 +13,7 @@ from typing import Any
 from autotune.analysis.batches import counters_text
 from autotune.analysis.wording import counted
 from autotune.config import StudySpec, arguments, fields, scripts
-from autotune.config.withheld import WITHHELD, looks_secret
+from autotune.config.secrets_withheld import WITHHELD, looks_secret
 from autotune.errors import BadInput
 from autotune.export import config_copies, launch_settings
 from autotune.export.best import BestConfig

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.config import StudySpec, stores
+from autotune.config import StudySpec, remote_stores
 from autotune.config.mistakes import LARGEST
 from autotune.errors import AutotuneError, DevicesTaken, StorageError
 from autotune.runs.monitors import FitMonitor
@@ -257,7 +257,7 @@ def _baseline(one_off: OneOffRuns, judge: FitMonitor, shape: Shape) -> str:
 def _protection(one_off: OneOffRuns) -> Iterator[CheckResult]:
     """Yield how the user's files were protected from the baseline."""
     workload = one_off.setup.spec.workload
-    if text := stores.warning(stores.remote_stores(one_off.setup.spec)):
+    if text := remote_stores.warning(remote_stores.named_by(one_off.setup.spec)):
         yield CheckResult("remote files", "warn", text)
     if not (workload.discards_writes or workload.may_write):
         text = (

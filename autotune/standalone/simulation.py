@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.analysis.wording import difference
-from autotune.config import StudySpec, withheld
+from autotune.config import StudySpec, secrets_withheld
 from autotune.errors import BadInput
 from autotune.measurement.noise import PRIOR_SIGMA
 from autotune.runs.study_setup import StudySetup
@@ -216,7 +216,7 @@ def _run(
     spec: StudySpec, table: Table, launcher: ReplayLauncher, folder: Path, missing: int
 ) -> Simulation:
     repository = Repository(Database(f"sqlite:///{folder}/simulation.db"))
-    stored = withheld.kept(spec)
+    stored = secrets_withheld.kept(spec)
     repository.studies.submit(spec.name, _CLUSTER, stored, str(folder))
     claim = repository.claims.take(_CLUSTER, LeaseHolder(_CLUSTER, 0, _LEASE_SECONDS))
     assert claim is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.analysis.first_updates import grows_with_gradient
 from autotune.analysis.wording import counted
-from autotune.config import StudySpec, fields, stores
+from autotune.config import StudySpec, fields, remote_stores
 from autotune.errors import BadInput
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.one_off import OneOffRuns, Shape, why_not
@@ -123,7 +123,7 @@ def survey(
         raise BadInput(f"{launched.target}: no such file in {workdir}")
     interpreters.check(launched)
     spec = _spec(launched, allowed)
-    if remote := stores.warning(stores.remote_stores(spec)):
+    if remote := remote_stores.warning(remote_stores.named_by(spec)):
         say(f"Note: {remote}.")
     with (
         tempfile.TemporaryDirectory(prefix="autotune-") as folder,

@@ -24,7 +24,7 @@ from autotune.analysis.saving import Cost, EnergySaving, Saving
 from autotune.analysis.trial_ratios import rate_range
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import Terms, counted
-from autotune.config import StudySpec, withheld
+from autotune.config import StudySpec, secrets_withheld
 from autotune.config.sections import ObjectiveSpec
 from autotune.measurement.estimate import Ratio, drift_within
 from autotune.measurement.measure import Measure
@@ -370,7 +370,7 @@ class _Collector:
         self._repository = repository
         self._study = study
         self._verdict = verdict
-        self._spec = withheld.as_stored(study.spec)
+        self._spec = secrets_withheld.as_stored(study.spec)
         self._baseline = self._spec.full_baseline()
         self._attempts = attempts_of(repository.attempts.of(study.id), self._spec)
         self._noise = repository.noise.of(study.id)

@@ -7,7 +7,7 @@ from typing import Any
 from autotune.analysis.standing import Present, Standing
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import Terms, duration, quantity
-from autotune.config import StudySpec, withheld
+from autotune.config import StudySpec, secrets_withheld
 from autotune.errors import OtherVersion
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import over_yours, short_ratio
@@ -73,7 +73,7 @@ def standing_of(
     waiting = waiting_of(repository, study, quota, now)
     known = _known_of(repository, study, lease)
     try:
-        spec = withheld.as_stored(study.spec)
+        spec = secrets_withheld.as_stored(study.spec)
     except OtherVersion as error:
         waits = study.state == StudyState.QUEUED
         told = {"waiting": waiting or str(error)} if waits else {"error": study.error or str(error)}

@@ -13,7 +13,7 @@ from autotune.analysis.rounds import Round, Stage, rounds_of
 from autotune.analysis.standing import Present, StoredStanding, basis_of
 from autotune.analysis.trial_ratios import TrialRatio, trial_ratios
 from autotune.analysis.wording import Terms, difference, end_in_words, quantity
-from autotune.config import StudySpec, withheld
+from autotune.config import StudySpec, secrets_withheld
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import MIB, Known, over_yours, ratio_text, short_ratio, times
 from autotune.views.outlook import outlook
@@ -59,7 +59,7 @@ class ProgressLines:
     def __init__(self, repository: Repository, study: StoredStudy) -> None:
         self._repository = repository
         self._study = study
-        self._spec = withheld.as_stored(study.spec)
+        self._spec = secrets_withheld.as_stored(study.spec)
         self._baseline = self._spec.full_baseline()
         self._unit = self._spec.unit
         self._feed = AttemptFeed(repository.attempts, study.id)

@@ -29,14 +29,7 @@ from autotune.study.pairing import PairingPolicy
 from autotune.study.slot_pool import SlotPool
 from autotune.worker.protocol import TimeLimit, TrialRequest
 from launchers import SoloSchedule, TurnSchedule
-from storage import (
-    COMPARED_RUNS,
-    TRIAL_RUNS,
-    AttemptResult,
-    Attempts,
-    AttemptState,
-    Purpose,
-)
+from storage import COMPARED_RUNS, TRIAL_RUNS, AttemptResult, Attempts, AttemptState, Purpose
 
 _SHAPES: dict[Purpose, Shape] = {
     Purpose.REFERENCE: as_trajectory,

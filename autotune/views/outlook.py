@@ -1,15 +1,17 @@
-"""Present work of a study, what comes next, and about how long that takes. Pure, over records."""
+"""Present work of a study, what comes next, and about how long that takes."""
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.analysis.standing import Present
+from autotune.analysis.provenance import attempts_of
+from autotune.analysis.standing import Present, StoredStanding, basis_of
+from autotune.analysis.trial_ratios import trial_ratios
 from autotune.analysis.wording import counted, duration
 from autotune.config import StudySpec
 from autotune.measurement.policy import PROOF
 from autotune.views.purposes import PURPOSES
-from storage import TRAJECTORIES, Purpose, SlotHealth, StoredAttempt, StoredStudy
+from storage import TRAJECTORIES, Purpose, Repository, SlotHealth, StoredAttempt, StoredStudy
 
 _SECONDS_PER_HOUR = 3600.0
 _MOST_SHOWN = 4
@@ -32,6 +34,21 @@ class Outlook:
     device_hours: float
     running: tuple[str, ...]
     next: str
+
+
+def present_of(repository: Repository, study: StoredStudy, spec: StudySpec) -> Present:
+    """Return where a study stands, and what runs.
+
+    That is read as its daemon has stored it, unless attempts have ended since.
+    """
+    baseline, noise = spec.full_baseline(), repository.noise.of(study.id)
+    basis = basis_of(baseline, spec.harmless, noise)
+    if known := StoredStanding.from_dict(study.standing, basis):
+        since = repository.attempts.since(study.id, known.last, known.running)
+        if known.holds(since):
+            return Present(known.standing, since)
+    attempts = attempts_of(repository.attempts.of(study.id), spec)
+    return Present.of(attempts, trial_ratios(attempts, noise))
 
 
 def outlook(

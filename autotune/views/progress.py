@@ -10,13 +10,13 @@ from typing import Any
 from autotune.analysis.gate_runs import compared
 from autotune.analysis.provenance import attempts_of
 from autotune.analysis.rounds import Round, Stage, rounds_of
-from autotune.analysis.standing import Present, StoredStanding, basis_of
+from autotune.analysis.standing import Present
 from autotune.analysis.trial_ratios import TrialRatio, trial_ratios
 from autotune.analysis.wording import Terms, difference, end_in_words, quantity
-from autotune.config import StudySpec, secrets_withheld
+from autotune.config import secrets_withheld
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import MIB, Known, over_yours, ratio_text, short_ratio, times
-from autotune.views.outlook import outlook
+from autotune.views.outlook import outlook, present_of
 from autotune.views.purposes import PURPOSES
 from storage import (
     UNTIMED,
@@ -36,21 +36,6 @@ _CHECKED = {AttemptState.COMPLETE: "ok", AttemptState.REFUSED: "refused:"}
 _NO_NUMBER = "-"
 _A_PAIR = 2
 """Members of a round that does not choose: one finalist and the baseline."""
-
-
-def present(repository: Repository, study: StoredStudy, spec: StudySpec) -> Present:
-    """Return where a study stands, and what runs.
-
-    That is read as its daemon has stored it, unless attempts have ended since.
-    """
-    baseline, noise = spec.full_baseline(), repository.noise.of(study.id)
-    basis = basis_of(baseline, spec.harmless, noise)
-    if known := StoredStanding.from_dict(study.standing, basis):
-        since = repository.attempts.since(study.id, known.last, known.running)
-        if known.holds(since):
-            return Present(known.standing, since)
-    attempts = attempts_of(repository.attempts.of(study.id), spec)
-    return Present.of(attempts, trial_ratios(attempts, noise))
 
 
 class ProgressLines:
@@ -84,7 +69,7 @@ class ProgressLines:
     def headline(self) -> str:
         """Return where the study stands, in one line: trials, time, what runs, the leading trial."""
         study = self._repository.studies.named(self._study.name)
-        found = present(self._repository, study, self._spec)
+        found = present_of(self._repository, study, self._spec)
         budget, now = self._spec.budget, found.standing
         trials = f"/{budget.trials}" if budget.trials else ""
         time_ = f"/{budget.wall_time:.0f}" if budget.wall_time else ""

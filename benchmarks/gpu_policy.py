@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from autotune.config import StudySpec, withheld
+from autotune.config import StudySpec, secrets_withheld
 from autotune.runs.study_setup import StudySetup
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
@@ -181,7 +181,7 @@ def replayed(
         rate: rate of a typical process of a configuration, in units of the metric per second.
     """
     repository = storage.emptied()
-    repository.studies.submit(spec.name, "policy", withheld.kept(spec), str(storage.folder))
+    repository.studies.submit(spec.name, "policy", secrets_withheld.kept(spec), str(storage.folder))
     claim = repository.claims.take("policy", LeaseHolder("policy", 0, _LEASE_SECONDS))
     assert claim is not None
     stored, lease = claim.study, claim.lease

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.config.kinds import spread
+from autotune.config.workload_kinds import spread
 from autotune.measurement.estimate import paired_ratio
 from autotune.measurement.stop_rule import Limits
 from autotune.runs import study_setup

@@ -118,7 +118,7 @@ def _between(attempt: StoredAttempt) -> float:
 
 
 def _beside(trial: int, every: Any) -> float:
-    beside = (a for a in every if a.purpose == Purpose.PAIRED and a.round == trial)
+    beside = (a for a in every if a.beside == trial)
     return math.fsum(a.result.wall_seconds for a in beside)
 
 

@@ -13,8 +13,8 @@ from denoised import Denoised, denoised
 from autotune.search.space import key
 from launchers.replay.tables import THROUGHPUT, Row, read_table, write_table
 from search_spaces import CATALOGUE
+from search_spaces.batch import BATCH_KNOBS
 
-_NAMED = ("micro_batch", "accumulation_steps")
 _ROOM = 0.7
 
 
@@ -97,7 +97,7 @@ class Table:
 
 
 def _hidden(name: str, anonymous: bool) -> str:
-    return f"x_{name}"[::-1] if anonymous and name not in _NAMED else name
+    return f"x_{name}"[::-1] if anonymous and name not in BATCH_KNOBS else name
 
 
 def _rank_distance(name: str, value: Any) -> float:

@@ -38,7 +38,7 @@ from optuna_dashboard._note import note_str_key_prefix, note_ver_key
 from sqlalchemy import insert
 
 from autotune.cli.shared_options import MOST_ROWS
-from autotune.config import StudySpec, withheld
+from autotune.config import StudySpec, secrets_withheld
 from autotune.runs.study_setup import StudySetup
 from autotune.search.space import Space
 from autotune.search.trial_attributes import attributes_of
@@ -54,7 +54,7 @@ from autotune.worker.protocol import Knobs
 from launchers.replay import Answer, Launch, ReplayLauncher
 from launchers.replay.behaviours import noisy, running_at
 from storage import Database, LeaseHolder, Repository, StudyState, TrialLedger
-from storage.leases import key_of
+from storage.lease_keys import key_of
 from storage.models import (
     AttemptRow,
     BlockRow,
@@ -119,7 +119,7 @@ class Recorded:
 
     def __init__(self, folder: Path, trials: int, others: int = 0) -> None:
         self.repository = Repository(Database(f"sqlite:///{folder}/autotune.db"))
-        stored = withheld.kept(SPEC)
+        stored = secrets_withheld.kept(SPEC)
         self.repository.studies.submit(SPEC.name, CLUSTER, stored, str(folder))
         claim = self.repository.claims.take(CLUSTER, LeaseHolder(CLUSTER, 0, 1e6))
         assert claim is not None
@@ -153,7 +153,7 @@ class Recorded:
         """Insert studies with their leases, attempts, messages, recommendations and events."""
         first = self.study.id + 1
         with self.repository.database.writing() as connection:
-            for table, rows in _others(range(first, first + count), withheld.kept(SPEC)):
+            for table, rows in _others(range(first, first + count), secrets_withheld.kept(SPEC)):
                 if rows:
                     connection.execute(insert(table), rows)
 

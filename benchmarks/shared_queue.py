@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 from sqlalchemy import text
 
-from autotune.config import StudySpec, withheld
+from autotune.config import StudySpec, secrets_withheld
 from autotune.errors import StorageError
 from autotune.service.daemon import Daemon
 from launchers.replay import Answer, Launch, ReplayLauncher
@@ -65,7 +65,7 @@ _IMPORTED.set_forkserver_preload(["autotune.service.daemon", "launchers.replay"]
 
 def spec_of(name: str) -> dict[str, Any]:
     """Return the settings of a study, as they are stored."""
-    return withheld.kept(
+    return secrets_withheld.kept(
         StudySpec.model_validate(
             {
                 "name": name,

@@ -19,8 +19,9 @@ from playwright.sync_api import sync_playwright
 from rich.console import Console
 
 from autotune.views.answer import final_block
-from autotune.views.figures import StudyFigures, figures_of
+from autotune.views.figures import figures_of
 from autotune.views.page import page
+from autotune.views.study_figures import StudyFigures
 from storage import Database, Repository
 from tests.control.replayed import Replayed
 from tests.support.states import STATES, Shown

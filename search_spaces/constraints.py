@@ -3,9 +3,10 @@
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from search_spaces.batch import BATCH_KNOBS, global_batch_size
 from search_spaces.catalogue import CATALOGUE
 from search_spaces.expressions import Expression, parse
-from search_spaces.knob import STEP, Knob, KnobValue, NotWith, OnlyWith, written
+from search_spaces.knob import STEP, Knob, KnobValue, NotWith, OnlyWith, changed_knobs, written
 from search_spaces.needs import CUDA, FLASH, FP8, HOPPER, IN_DDP, NCCL, SHARDED, SWITCH, TF32
 
 _CAPABILITIES = {TF32: (8, 0), FLASH: (8, 0), FP8: (8, 9), SWITCH: (9, 0)}
@@ -128,7 +129,7 @@ def broken(knobs: Values, facts: Facts) -> Iterator[Expression]:
 
 def asked_by(rule: Expression, knobs: Values) -> set[str]:
     """Return the knobs that a study's own constraint is about."""
-    batch = {"micro_batch", "accumulation_steps"} if "global_batch_size" in rule.names else set()
+    batch = {*BATCH_KNOBS} if "global_batch_size" in rule.names else set()
     return batch | (knobs.keys() & {*rule.names})
 
 
@@ -182,27 +183,6 @@ def conflict_reasons(
         first, second = (f"{name}={written(knobs[name])}" for name in conflict.pair)
         place = f" on {conflict.device.upper()}" if conflict.device else ""
         yield f"{first} does not go with {second}{place}: {conflict.reason}"
-
-
-def global_batch_size(knobs: Values, world_size: int) -> int:
-    """Return the samples over all ranks per optimizer step."""
-    return int(knobs["micro_batch"]) * int(knobs["accumulation_steps"]) * world_size
-
-
-def refused_global_batch(wanted: int, world_size: int) -> str:
-    """Return why so many ranks cannot train this global batch, with advice; empty if they can."""
-    if wanted < world_size:
-        return (
-            f"a global batch of {wanted} leaves {world_size - wanted} of {world_size} ranks without "
-            f"a sample; use at least {world_size} (and far more for throughput), or fewer workers"
-        )
-    if wanted % world_size:
-        below = wanted - wanted % world_size
-        return (
-            f"a global batch of {wanted} cannot be split evenly over {world_size} ranks; "
-            f"use {below} or {below + world_size}"
-        )
-    return ""
 
 
 def _ranks(knobs: Values, facts: Facts) -> Iterator[str]:
@@ -284,7 +264,7 @@ def why_not_taken_over(now: Values, following: Values) -> str:
         now: a value for every knob, a study's own among them.
         following: likewise.
     """
-    changed = {name for name in following if now.get(name) != following[name]}
+    changed = changed_knobs(following, now).keys()
     reasons = (
         _irreversible(changed, following),
         _with_a_history(following),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from search_spaces.words import Words
 
@@ -304,3 +305,8 @@ class Knob:
 def written(value: KnobValue) -> str:
     """Return a value as YAML, SQL and tables write it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def changed_knobs(knobs: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the knobs that differ from another configuration, with their values."""
+    return {name: value for name, value in knobs.items() if baseline.get(name) != value}

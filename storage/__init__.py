@@ -1,7 +1,7 @@
 """Persistence: Optuna's tables for the trials, `autotune_*` tables for everything else."""
 
-from storage.attempt_set import Attempts
-from storage.attempts import AttemptFeed
+from storage.attempt_records import AttemptFeed
+from storage.attempts import Attempts
 from storage.database import Database
 from storage.order import EVERY_OWNER
 from storage.records import (

@@ -1,243 +1,337 @@
-"""Attempts: each execution of a trial, recorded once when it begins and once when it ends."""
+"""Queries over the attempts of a study, in the study's own terms. Pure."""
 
-import dataclasses
-from collections.abc import Sequence
-from typing import Any
+import bisect
+import functools
+import itertools
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from typing import Any, TypeVar, cast
 
-from sqlalchemy import case, func, or_, select, update
-from sqlalchemy.orm import Session
+from search_spaces.words import Knobs
+from storage.records import TRIAL_RUNS, AttemptState, Fault, Purpose, StoredAttempt
 
-from autotune.errors import StaleLease
-from search_spaces import KnobValue, defaults
-from storage import usage
-from storage.models import AttemptRow, BlockRow, record_of
-from storage.records import (
-    NO_DIGEST,
-    AttemptResult,
-    AttemptState,
-    Fault,
-    Lease,
-    Purpose,
-    RunDigest,
-    StoredAttempt,
-    StoredBlock,
-)
-from storage.transactions import Transactions
-
-_NAMES = (
-    *("id", "trial", "purpose", "round", "attempt", "knobs", "started", "ended", "environment_id"),
-    "epoch",
-    *(field.name for field in dataclasses.fields(RunDigest)),
-    *(field.name for field in dataclasses.fields(AttemptResult)),
-)
-_DIGEST = len(dataclasses.fields(RunDigest))
-_COLUMNS = [getattr(AttemptRow, name) for name in _NAMES]
-"""Selected one by one: a study may have ten thousand attempts, and objects take twice the time."""
-
-_DAEMON_DIED = "its daemon died"
+_OF, _ENDED_IN = "of", "ended_in"
+_ITSELF = object()
+Found = TypeVar("Found")
 
 
-class AttemptRecords:
-    """The attempts of all studies, with their timed blocks."""
+class Attempts:
+    """Attempts in the order in which they began, with the baseline that they are compared with.
 
-    def __init__(self, transactions: Transactions) -> None:
-        self._transactions = transactions
+    Every query returns attempts again, so queries can be chained.
 
-    def begin(
+    Attributes:
+        harmless: names of the study's own knobs that cannot change what is computed.
+        keeps_batch: True if the script keeps its samples per step by itself, however it splits them.
+    """
+
+    def __init__(
         self,
-        lease: Lease,
-        study_id: int,
-        trial: int,
-        knobs: dict[str, Any],
-        purpose: Purpose = Purpose.SEARCH,
+        attempts: Iterable[StoredAttempt],
+        baseline: Knobs,
+        harmless: Collection[str] = frozenset(),
+        last_round_run: int | None = None,
         *,
-        round_: int = 0,
-    ) -> StoredAttempt:
-        """Record that a trial is about to be launched, as its next attempt.
-
-        Args:
-            round_: round of a comparison, seed or trial, by its purpose: see `StoredAttempt.round`.
-        """
-        with self._transactions.fenced(lease) as session:
-            earlier = session.scalar(
-                select(func.count())
-                .select_from(AttemptRow)
-                .where(
-                    AttemptRow.study_id == study_id,
-                    AttemptRow.trial == trial,
-                    AttemptRow.purpose == purpose,
-                    AttemptRow.round == round_,
-                )
-            )
-            row = AttemptRow(
-                study_id=study_id,
-                trial=trial,
-                purpose=purpose,
-                round=round_,
-                attempt=(earlier or 0) + 1,
-                epoch=lease.epoch,
-                knobs=knobs,
-                state=AttemptState.RUNNING,
-                started=self._transactions.now(session),
-            )
-            session.add(row)
-            session.flush()
-            return _attempt([getattr(row, name) for name in _NAMES], defaults())
-
-    def finish(
-        self,
-        lease: Lease,
-        attempt_id: int,
-        result: AttemptResult,
-        blocks: Sequence[StoredBlock],
-        environment_id: int | None = None,
-        digest: RunDigest = NO_DIGEST,
-        *,
-        again: bool = False,
+        keeps_batch: bool = False,
     ) -> None:
-        """Record the result of an attempt with its blocks and their digest, in one transaction.
+        """Take in the attempts of a study.
 
         Args:
-            again: True if that was tried before: it may be done, and the answer have been lost.
-
-        Raises:
-            StaleLease: the lease is gone, or the attempt was given up or recorded by another daemon.
+            attempts: attempts of one study, in the order in which they began.
+            baseline: a value for every knob.
+            harmless: names of the study's own knobs that cannot change what is computed.
+            last_round_run: id of the last run of a round in the study; None: these are all attempts.
+            keeps_batch: True if the script keeps its samples per step by itself, however it splits them.
         """
-        with self._transactions.fenced(lease) as session:
-            ended = self._transactions.now(session)
-            recorded = session.connection().execute(
-                update(AttemptRow)
-                .where(AttemptRow.id == attempt_id, AttemptRow.state == AttemptState.RUNNING)
-                .values(**vars(result), **vars(digest), environment_id=environment_id, ended=ended)
-            )
-            if recorded.rowcount != 1:
-                kept = select(AttemptRow.state).where(AttemptRow.id == attempt_id)
-                if again and session.scalar(kept) == result.state:
-                    return
-                raise StaleLease(f"attempt {attempt_id} is no longer this daemon's to record")
-            session.add_all(BlockRow(attempt_id=attempt_id, **vars(block)) for block in blocks)
-            of_attempt = select(AttemptRow.study_id).where(AttemptRow.id == attempt_id)
-            usage.add(session, session.scalars(of_attempt).one(), ended, result.wall_seconds)
+        self._attempts = list(attempts)
+        self._baseline = baseline
+        self.harmless = harmless
+        self.keeps_batch = keeps_batch
+        self._last_round_run = (
+            _last_round_run(self._attempts) if last_round_run is None else last_round_run
+        )
+        self._earlier: dict[Hashable, tuple[Attempts, int]] = {}
+        """Answers of earlier sets of the study, each with the id from which on attempts have changed."""
+        self._found: dict[Hashable, Attempts] = {}
+        self._derived: dict[Callable[[Attempts], Any], Any] = {}
 
-    def of(self, study_id: int) -> list[StoredAttempt]:
-        """Return all attempts of a study, in the order in which they were started."""
-        return self.since(study_id, 0)
-
-    def since(
-        self, study_id: int, last: int, still_open: Sequence[int] = ()
-    ) -> list[StoredAttempt]:
-        """Return some attempts of a study, in the order in which they were started.
+    def followed_by(self, attempts: Iterable[StoredAttempt]) -> "Attempts":
+        """Return what the study has come to, in which queries go on from the answers given here.
 
         Args:
-            last: include attempts with a higher id than this.
-            still_open: include also the attempts with these ids.
+            attempts: all attempts of the study; those that have not changed are the same objects.
         """
-        known = defaults()
-        with self._transactions.reading() as session:
-            rows = session.execute(
-                select(*_COLUMNS).where(
-                    AttemptRow.study_id == study_id,
-                    or_(AttemptRow.id > last, AttemptRow.id.in_(still_open)),
-                )
+        new = Attempts(attempts, self._baseline, self.harmless, keeps_batch=self.keeps_batch)
+        pairs = zip(self._attempts, new._attempts, strict=False)
+        changed = next((one.id for known, one in pairs if known is not one), None)
+        return new._after(self, self._next_id if changed is None else changed)
+
+    @property
+    def _next_id(self) -> int:
+        return self._attempts[-1].id + 1 if self._attempts else 0
+
+    def _after(self, before: "Attempts", changed_from: int) -> "Attempts":
+        """Have queries go on from the answers of a set that differs from this id on."""
+        for query, (answer, changed) in before._earlier.items():
+            self._earlier[query] = answer, min(changed, changed_from)
+        for query, answer in before._found.items():
+            self._earlier[query] = answer, changed_from
+        before._earlier = {}  # or every set would keep all sets before it
+        return self
+
+    def __iter__(self) -> Iterator[StoredAttempt]:
+        return iter(self._attempts)
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    @property
+    def first(self) -> StoredAttempt | None:
+        """The attempt that began first; None if there is none."""
+        return self._attempts[0] if self._attempts else None
+
+    @property
+    def last(self) -> StoredAttempt | None:
+        """The attempt that began last; None if there is none."""
+        return self._attempts[-1] if self._attempts else None
+
+    def of(self, *purposes: Purpose) -> "Attempts":
+        """Return the attempts for these purposes."""
+        return self._selected((_OF, *purposes), lambda one: one.purpose in purposes)
+
+    def of_trial(self, trial: int | None) -> "Attempts":
+        """Return the attempts of this trial."""
+        return self._where(lambda attempt: attempt.trial == trial)
+
+    def with_seed(self, seed: int | None) -> "Attempts":
+        """Return the runs of the numerics gate with a seed."""
+        return self._where(lambda attempt: attempt.seed == seed)
+
+    def in_round(self, number: int) -> "Attempts":
+        """Return the attempts of this round."""
+        return self._where(lambda attempt: attempt.round == number)
+
+    def begun_under(self, epoch: int) -> "Attempts":
+        """Return the attempts that one daemon has begun, by the epoch of its lease."""
+        return self._where(lambda attempt: attempt.epoch == epoch)
+
+    def with_knobs(self, knobs: Knobs) -> "Attempts":
+        """Return the attempts of this configuration."""
+        return self._where(lambda attempt: attempt.knobs == knobs)
+
+    def ended_in(self, *states: AttemptState) -> "Attempts":
+        """Return the attempts in one of these states."""
+        return self._selected((_ENDED_IN, *states), lambda one: one.result.state in states)
+
+    def recorded(self) -> "Attempts":
+        """Return the attempts with a result of their own: neither running, nor abandoned, nor lost."""
+        return self._selected("recorded", lambda one: one.recorded)
+
+    def conclusive(self) -> "Attempts":
+        """Return the recorded attempts of the finals that show something of their configuration.
+
+        Left out are those whose time was over before, and the first failure of a run that may pass.
+        Runs with the same purpose, round and configuration are one, of whatever trial.
+
+        Earlier versions repeated no failed check: its failure is final where a round has run since.
+        """
+        return self._once("conclusive", lambda: self._where(self._is_conclusive))
+
+    def _is_conclusive(self, attempt: StoredAttempt) -> bool:
+        passing = _may_pass(attempt) and not self._is_final(attempt)
+        return attempt.recorded and not attempt.in_vain and not passing
+
+    def _is_final(self, attempt: StoredAttempt) -> bool:
+        of_run = [one for one in self._attempts if _are_one_run(one, attempt)]
+        if any(one.id < attempt.id and _may_pass(one) for one in of_run):
+            return True
+        return self._last_round_run > attempt.id and of_run[-1] is attempt
+
+    def to_repeat(self) -> "Attempts":
+        """Return the recorded attempts that show nothing, where no later one of the run does."""
+        return self._once("to_repeat", lambda: self._where(self._is_to_repeat))
+
+    def _is_to_repeat(self, attempt: StoredAttempt) -> bool:
+        shown = self.conclusive()
+        return (
+            attempt.recorded
+            and attempt not in shown
+            and not any(one.id > attempt.id and _are_one_run(one, attempt) for one in shown)
+        )
+
+    def complete(self) -> "Attempts":
+        """Return the complete attempts."""
+        return self.ended_in(AttemptState.COMPLETE)
+
+    def measured(self) -> "Attempts":
+        """Return the attempts with a throughput."""
+        return self._selected("measured", _is_measured)
+
+    def searched(self) -> "Attempts":
+        """Return the recorded trials of the search."""
+        return self._searched
+
+    def of_baseline(self) -> "Attempts":
+        """Return the attempts of the baseline's configuration."""
+        return self._selected("baseline", lambda one: one.knobs == self._baseline)
+
+    def baseline(self) -> StoredAttempt | None:
+        """Return the baseline's own trial of the search, once it is complete."""
+        return self._own_trial
+
+    def baseline_runs(self) -> "Attempts":
+        """Return the complete runs of the baseline in the search, other than beside a trial."""
+        return self.of(*TRIAL_RUNS).of_baseline().complete()
+
+    def paired_baseline_of(self, attempt: StoredAttempt) -> StoredAttempt | None:
+        """Return the baseline that was interleaved with a trial; None if the trial ran alone.
+
+        The two begin one right after the other.
+        """
+        place = self._place(attempt.id)
+        before = self._attempts[max(0, place - 1) : place]
+        if attempt.purpose != Purpose.SEARCH or not before:
+            return None
+        return before[0] if before[0].beside == attempt.trial else None
+
+    def lost_in_vain(self, attempt: StoredAttempt) -> list[StoredAttempt]:
+        """Return consecutive earlier launches of the run that lost their agent or daemon.
+
+        A run is a configuration of a trial for a purpose, in a round: variants of one trial are not
+        confused. Where one incident ended several launches side by side, only the first counts.
+        Launches that were stopped on request do not count. Those lost with their node or cluster do
+        where it had other runs between that loss and the end of the next launch: it works.
+        """
+        found: list[StoredAttempt] = []
+        lost_at = -math.inf
+        for one, following in itertools.pairwise([*self._launched_before(attempt), attempt]):
+            if one.recorded:
+                found, lost_at = [], -math.inf
+            elif self._ended_in_vain(one, following) and one.started >= lost_at:
+                found.append(one)
+                lost_at = one.ended or lost_at
+        return found
+
+    def lost_with_node(self, attempt: StoredAttempt) -> list[StoredAttempt]:
+        """Return earlier launches of the run since its last result that were lost with their node."""
+        launches = reversed(list(self._launched_before(attempt)))
+        since = itertools.takewhile(lambda one: not one.recorded, launches)
+        return [one for one in since if _is_lost_with_node(one)]
+
+    def _ended_in_vain(self, one: StoredAttempt, following: StoredAttempt) -> bool:
+        if _is_lost_with_node(one):
+            until = math.inf if following.ended is None else following.ended
+            return any(
+                other.recorded and (one.ended or 0.0) <= (other.ended or 0.0) <= until
+                for other in self._attempts
+                if other is not following
             )
-            # Sorted here: SQLite would go through all attempts of the study in the order wanted.
-            return sorted((_attempt(row, known) for row in rows), key=lambda one: one.id)
+        return _is_lost_with_agent(one) or _orphaned(one)
 
-    def count_measured(self, study_id: int) -> int:
-        """Return the number of attempts of a study that have a throughput."""
-        with self._transactions.reading() as session:
-            measured = (AttemptRow.study_id == study_id, AttemptRow.throughput.is_not(None))
-            return session.scalar(select(func.count()).where(*measured)) or 0
+    def saw_daemon_die(self, attempt: StoredAttempt) -> bool:
+        """Return whether the last launch of the same run before this one ended with its daemon."""
+        last = self._launched_before(attempt).last
+        return last is not None and _orphaned(last)
 
-    def blocks(self, attempt_id: int) -> list[StoredBlock]:
-        """Return the timed blocks of an attempt, in order."""
-        with self._transactions.reading() as session:
-            rows = session.scalars(
-                select(BlockRow).where(BlockRow.attempt_id == attempt_id).order_by(BlockRow.index)
-            )
-            return [
-                record_of(
-                    StoredBlock, row, contended=bool(row.contended), observed=row.observed or {}
-                )
-                for row in rows
-            ]
+    def _launched_before(self, attempt: StoredAttempt) -> "Attempts":
+        """Return launches of the same run that had ended before this one began."""
+        same = self.of(attempt.purpose).of_trial(attempt.trial).in_round(attempt.round)
+        return same.with_knobs(attempt.knobs)._where(
+            lambda one: one.ended is not None and one.ended <= attempt.started
+        )
+
+    def each(self, change: Callable[[StoredAttempt], StoredAttempt]) -> "Attempts":
+        """Return all attempts, each of them changed."""
+        return self._of_same_study(map(change, self._attempts))
+
+    # The starting points of nearly every query are computed once.
+
+    @functools.cached_property
+    def _searched(self) -> "Attempts":
+        return self.of(Purpose.SEARCH).recorded()
+
+    @functools.cached_property
+    def _own_trial(self) -> StoredAttempt | None:
+        return self._searched.of_baseline().complete().first
+
+    def derived(self, find: Callable[["Attempts"], Found]) -> Found:
+        """Return what a function finds in these attempts; it is called once, as they do not change."""
+        if find not in self._derived:
+            new = find(self)
+            # Without a reference to itself a set is freed at once.
+            self._derived[find] = _ITSELF if new is self else new
+        known = self._derived[find]
+        return cast(Found, self) if known is _ITSELF else known
+
+    def _once(self, query: Hashable, find: Callable[[], "Attempts"]) -> "Attempts":
+        """Return the answer to a query, which is found once: a search asks the same for each trial."""
+        if query not in self._found:
+            self._found[query] = find()
+        return self._found[query]
+
+    def _selected(self, query: Hashable, wanted: Callable[[StoredAttempt], bool]) -> "Attempts":
+        """Return the answer to a query that asks each attempt by itself.
+
+        What an earlier set has answered holds for all attempts that have not changed since.
+        """
+        if query in self._earlier and query not in self._found:
+            before, changed_from = self._earlier.pop(query)
+            unchanged = before._attempts[: before._place(changed_from)]
+            later = self._attempts[self._place(changed_from) :]
+            new = self._of_same_study([*unchanged, *filter(wanted, later)])
+            self._found[query] = new._after(before, changed_from)
+        return self._once(query, lambda: self._where(wanted))
+
+    def _place(self, attempt_id: int) -> int:
+        """Return the number of attempts below an id."""
+        return bisect.bisect_left(self._attempts, attempt_id, key=lambda one: one.id)
+
+    def _where(self, wanted: Callable[[StoredAttempt], bool]) -> "Attempts":
+        return self._of_same_study(filter(wanted, self._attempts))
+
+    def _of_same_study(self, attempts: Iterable[StoredAttempt]) -> "Attempts":
+        return Attempts(
+            attempts,
+            self._baseline,
+            self.harmless,
+            self._last_round_run,
+            keeps_batch=self.keeps_batch,
+        )
 
 
-class AttemptFeed:
-    """Incremental reader of the attempts of one study.
+def _last_round_run(attempts: Iterable[StoredAttempt]) -> int:
+    """Return the id of the last run of a round; 0 if there is none."""
+    return max((one.id for one in attempts if one.purpose == Purpose.CONFIRM), default=0)
 
-    Each read fetches only what may have changed since the last one: new attempts, and those that
-    were running then. Its cost does not grow with the study.
+
+def _may_pass(check: StoredAttempt) -> bool:
+    """Return whether another run may show what a failed one did not.
+
+    A hang of a configuration that compiles is final, as it lasts for a timeout of many minutes.
     """
-
-    def __init__(self, attempts: AttemptRecords, study_id: int) -> None:
-        self._attempts = attempts
-        self._study_id = study_id
-        self._seen: dict[int, StoredAttempt] = {}  # by id, in order
-        self._running: list[int] = []
-
-    def read(self) -> list[StoredAttempt]:
-        """Return all attempts of the study, in the order in which they were started."""
-        last = next(reversed(self._seen), 0)
-        changed = self._attempts.since(self._study_id, last, self._running)
-        self._seen.update((attempt.id, attempt) for attempt in changed)
-        self._running = [attempt.id for attempt in changed if attempt.running]
-        return list(self._seen.values())
+    hung = check.result.state == AttemptState.HANG
+    return check.result.may_pass and not (hung and check.knobs["compile"] != "none")
 
 
-def abandon(
-    session: Session,
-    study_id: int,
-    at: float,
-    *,
-    lived: float | None = None,
-    orphaned_before: int | None = None,
-) -> None:
-    """Mark the running attempts of a study as ABANDONED, to be repeated, with the time they took.
+def _are_one_run(one: StoredAttempt, other: StoredAttempt) -> bool:
+    same = (one.purpose, one.round) == (other.purpose, other.round)
+    return same and one.knobs == other.knobs
 
-    Args:
-        lived: end of the lease of a daemon that may have died before; None: it lives.
-        orphaned_before: attempts of a lower epoch were left behind by daemons that died.
-    """
-    until = at if lived is None else min(at, lived)
-    took = case((AttemptRow.started < until, until - AttemptRow.started), else_=0.0)
-    running = (AttemptRow.study_id == study_id, AttemptRow.state == AttemptState.RUNNING)
-    seconds = session.scalar(select(func.sum(took)).where(*running)) or 0.0
-    given_up = (
-        update(AttemptRow)
-        .where(*running)
-        .values(state=AttemptState.ABANDONED, ended=at, wall_seconds=took)
+
+def _is_measured(one: StoredAttempt) -> bool:
+    return one.result.throughput is not None
+
+
+def _is_lost_with_node(one: StoredAttempt) -> bool:
+    return one.result.state == AttemptState.LOST and one.result.fault == Fault.NODE
+
+
+def _is_lost_with_agent(one: StoredAttempt) -> bool:
+    fault = one.result.fault
+    return (
+        one.result.state == AttemptState.LOST and not fault.excuses and fault != Fault.INTERLEAVED
     )
-    if orphaned_before is not None:
-        orphans = given_up.where(AttemptRow.epoch < orphaned_before)
-        session.execute(orphans.values(cause=_DAEMON_DIED, fault=Fault.DAEMON))
-    session.execute(given_up)
-    usage.add(session, study_id, at, seconds)
 
 
-def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttempt:
-    """Return the record of a row; a knob that is newer than the row has its default value.
-
-    The default is what a plain script does, so that is what ran then.
-
-    Args:
-        values: column values in the order of _NAMES.
-    """
-    id_, trial, purpose, round_, attempt, knobs, started, ended, environment, *rest = values
-    epoch, *rest = rest
-    digest, (state, *others, fault) = rest[:_DIGEST], rest[_DIGEST:]
-    result: list[Any] = [AttemptState(state), *others, Fault(fault)]
-    return StoredAttempt(
-        id_,
-        trial,
-        Purpose(purpose),
-        round_,
-        attempt,
-        {**known, **knobs},
-        started,
-        ended,
-        AttemptResult(*result),
-        environment,
-        RunDigest(*digest),
-        epoch,
-    )
+def _orphaned(one: StoredAttempt) -> bool:
+    return one.result.state == AttemptState.ABANDONED and one.result.fault == Fault.DAEMON

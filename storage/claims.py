@@ -8,9 +8,10 @@ from sqlalchemy.orm import Session
 
 from autotune.errors import StaleLease
 from storage import leases
-from storage.attempts import abandon
+from storage.attempt_records import abandon
 from storage.events import Events
-from storage.holders import Moment
+from storage.host import Moment
+from storage.lease_keys import key_of
 from storage.leases import is_held
 from storage.models import (
     LeaseRow,
@@ -71,7 +72,7 @@ class Claims:
             now = self._transactions.moment(session)
             own = before.key if before else ""
             due = self._due(session, queue, now, only)
-            for study_id in sorted(due, key=lambda one: leases.key_of(one) != own):
+            for study_id in sorted(due, key=lambda one: key_of(one) != own):
                 if claimed := self._claim(session, study_id, queue, holder, now, before):
                     return claimed
             return None
@@ -110,7 +111,7 @@ class Claims:
         before: Lease | None,
     ) -> Claim | None:
         """Take a study unless a daemon has it, or has just taken it."""
-        key = leases.key_of(study_id)
+        key = key_of(study_id)
         free = select(LeaseRow).where(LeaseRow.key == key).with_for_update(skip_locked=True)
         held = session.scalar(free)
         if held is None:

@@ -8,8 +8,8 @@ from sqlalchemy.orm import Session
 
 import autotune
 from storage.database import Database
-from storage.holders import user_name
 from storage.models import EventRow, StudyRow, record_of
+from storage.owner import user_name
 from storage.records import EventKind, StoredEvent
 from storage.transactions import Transactions
 

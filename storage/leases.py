@@ -11,7 +11,8 @@ from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 
 from autotune.errors import StaleLease
-from storage.holders import Moment, is_gone, started, waiting_key
+from storage.host import Moment, is_gone, started
+from storage.lease_keys import key_of, waiting_key
 from storage.models import LeaseRow
 from storage.records import Lease, LeaseHolder, LeaseState, StoredStudy, StudyState
 from storage.transactions import Transactions
@@ -111,11 +112,6 @@ class Leases:
         """Return the present holders of leases, by key, without those that are free or whose is dead."""
         found = self._states(keys)
         return {key: one for key, one in found.items() if one.seconds_left > 0 and not one.gone}
-
-
-def key_of(study_id: int) -> str:
-    """Return the key of a study's lease."""
-    return f"study:{study_id}"
 
 
 def _keys(study: StoredStudy) -> list[str]:

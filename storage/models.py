@@ -100,10 +100,10 @@ class LeaseRow(Base):
     epoch: Mapped[int] = mapped_column(Integer)  # grows by one with each holder, never shrinks
     host: Mapped[str] = mapped_column(String(255))
     pid: Mapped[int] = mapped_column(Integer)
-    started: Mapped[int | None] = mapped_column(BigInteger)  # see storage.holders
+    started: Mapped[int | None] = mapped_column(BigInteger)  # see storage.host
     expires: Mapped[float] = mapped_column(Float)  # database time
     token: Mapped[str | None] = mapped_column(String(32))  # identifies this holder
-    boot: Mapped[str | None] = mapped_column(String(64))  # see storage.holders
+    boot: Mapped[str | None] = mapped_column(String(64))  # see storage.host
     boot_expires: Mapped[float | None] = mapped_column(Float)
 
 
@@ -122,7 +122,7 @@ class StudyRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(255), unique=True)
     queue: Mapped[str] = mapped_column(String(255))
-    spec: Mapped[dict[str, Any]] = mapped_column(AnyJson)  # see autotune.config.withheld
+    spec: Mapped[dict[str, Any]] = mapped_column(AnyJson)  # see autotune.config.secrets_withheld
     workdir: Mapped[str] = mapped_column(Text)
     file: Mapped[str | None] = mapped_column(Text)  # study.yaml: what `spec` does not hold
     state: Mapped[str] = mapped_column(String(16))

@@ -9,8 +9,9 @@ from sqlalchemy import ColumnElement, Row, select
 from sqlalchemy.orm import Session
 
 from autotune.errors import BadInput
-from storage.holders import Moment
-from storage.leases import key_of, may_return
+from storage.host import Moment
+from storage.lease_keys import key_of
+from storage.leases import may_return
 from storage.models import LeaseRow, QuotaRow, StudyRow
 from storage.records import Quota, StudyState
 from storage.transactions import Transactions

@@ -36,7 +36,7 @@ class Lease:
     Attributes:
         key: what it is for: `study:ID`, or the name of a queue.
         predecessor: id of the process that held it before on the same host; None if there was none.
-        predecessor_started: start time of that process, see storage.holders; None if unknown.
+        predecessor_started: start time of that process, see storage.host; None if unknown.
         token: identifies this holder, as a restored database may give out an epoch again.
     """
 
@@ -71,7 +71,7 @@ class LeaseHolder:
     """Process that takes leases.
 
     Attributes:
-        host: value of storage.holders.this_host.
+        host: value of storage.host.this_host.
         seconds: duration of its leases.
     """
 
@@ -232,8 +232,7 @@ class Purpose(StrEnum):
     CALIBRATE = "calibrate"
     """The baseline again, to measure how far equal runs lie apart."""
     PAIRED = "paired"
-    """The baseline interleaved with a trial of the search. Its round is the number of that
-    trial."""
+    """The baseline interleaved with a trial of the search."""
     REFERENCE = "reference"
     """A loss trajectory of the baseline in fp32."""
     AUTOCAST = "autocast"
@@ -610,8 +609,7 @@ class StoredAttempt:
 
     Attributes:
         trial: Optuna's number of the trial.
-        round: round of a comparison (CONFIRM, ABLATION), seed (REFERENCE, NUMERICS), trial of the
-            search (PAIRED); 0 elsewhere.
+        round: of a comparison (CONFIRM, ABLATION); `seed` or `beside` where it is one; 0 elsewhere.
         attempt: number from 1, among attempts of the same trial, purpose and round.
         started: seconds since the epoch, by the database's clock; `ended` likewise.
         epoch: epoch of the lease under which it began: another where another daemon went on with the
@@ -631,6 +629,16 @@ class StoredAttempt:
     """Id of its environment, once the attempt has ended."""
     digest: RunDigest = NO_DIGEST
     epoch: int = 0
+
+    @property
+    def seed(self) -> int | None:
+        """Number of the seed of a run of the numerics gate, from 0; None for any other purpose."""
+        return self.round if self.purpose in TRAJECTORIES else None
+
+    @property
+    def beside(self) -> int | None:
+        """Trial of the search beside which the baseline ran; None for any other purpose."""
+        return self.round if self.purpose == Purpose.PAIRED else None
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from sqlalchemy import URL, ColumnElement, Select, create_engine, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from storage.attempts import AttemptRecords
+from storage.attempt_records import AttemptRecords
 from storage.choices import Choices
 from storage.claims import Claims
 from storage.database import Database

@@ -26,7 +26,8 @@ from storage.engines import (
     writing,
     written_aside,
 )
-from storage.holders import is_gone, is_waiting
+from storage.host import is_gone
+from storage.lease_keys import is_waiting
 from storage.models import Base
 
 VERSION_TABLE = "autotune_alembic_version"

@@ -18,10 +18,10 @@ from sqlalchemy.orm import Session
 
 from autotune.errors import BadInput, StudyNotFound
 from storage import leases
-from storage.attempts import abandon
+from storage.attempt_records import abandon
 from storage.database import Database
 from storage.events import Events
-from storage.holders import waiting_key
+from storage.lease_keys import key_of, waiting_key
 from storage.leases import is_held, revoke
 from storage.models import (
     AttemptRow,
@@ -93,7 +93,7 @@ class Studies:
                 session.flush()
                 self._refuse_trials_of_others(session, name)
                 _reserve_trials(session, name)
-                session.add(leases.free(leases.key_of(row.id)))
+                session.add(leases.free(key_of(row.id)))
                 self._events.add(session, row, EventKind.SUBMITTED)
         except IntegrityError:
             raise BadInput(f"there is a study named {name!r} already") from None
@@ -132,13 +132,13 @@ class Studies:
         """Return the study that a process runs; None if it runs none of this storage.
 
         Args:
-            host: value of storage.holders.this_host there.
+            host: value of storage.host.this_host there.
         """
         with self._transactions.reading() as session:
             held = select(LeaseRow.key).where(LeaseRow.host == host, LeaseRow.pid == pid)
             keys = set(session.scalars(held))
             running = session.scalars(select(StudyRow).where(StudyRow.state == StudyState.RUNNING))
-            found = (row for row in running if leases.key_of(row.id) in keys)
+            found = (row for row in running if key_of(row.id) in keys)
             row = next(found, None)
             return stored(row) if row else None
 
@@ -392,7 +392,7 @@ class Studies:
         It is locked before the study itself, see storage.transactions.
         """
         study = session.scalar(select(StudyRow.id).where(StudyRow.name == name))
-        return session.get(LeaseRow, leases.key_of(study or 0), with_for_update=True)
+        return session.get(LeaseRow, key_of(study or 0), with_for_update=True)
 
     def _locked(self, session: Session, name: str) -> StudyRow:
         """Return a study, locked.

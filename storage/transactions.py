@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from autotune.errors import StorageError, StorageUnreachable
 from storage.database import Database
 from storage.fence import prove
-from storage.holders import Moment, on_this_machine
+from storage.host import Moment, on_this_machine
 from storage.records import Lease
 
 _CLAIM_LOCK = 0x636C6D61  # an arbitrary number, 'clma', that no other program takes

@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.analysis.finalists import ConfirmationResult
-from autotune.analysis.first_updates import is_other_split
 from autotune.analysis.node_speeds import at_home_speed
 from autotune.measurement.estimate import Ratio, paired_ratio
-from search_spaces.constraints import global_batch_size
+from search_spaces.batch import global_batch_size, is_other_split
 from search_spaces.words import Knobs
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 

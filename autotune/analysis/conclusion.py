@@ -14,7 +14,7 @@ from autotune.analysis.costs import CostRecords
 from autotune.analysis.estimates import leader, soak
 from autotune.analysis.finalists import ConfirmationResult, FinalistResult, Selection
 from autotune.analysis.finals_price import FinalsPrice, ProofPlan
-from autotune.analysis.gate import GateRecord, touched
+from autotune.analysis.gate import GateRecord
 from autotune.analysis.memory import (
     Memory,
     Outgrown,
@@ -32,6 +32,7 @@ from autotune.analysis.trial_ratios import trial_ratios
 from autotune.analysis.verdict import Contender, Finalist, Kind, Numerics, Verdict
 from autotune.config import StudySpec
 from autotune.measurement.estimate import Ratio, paired_ratio
+from search_spaces.numerics import touched
 from storage import StoredStudy, StudyState
 
 

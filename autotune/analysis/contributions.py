@@ -12,14 +12,15 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.analysis.first_updates import is_other_split
 from autotune.analysis.policy import PROOF
 from autotune.analysis.round_results import runs_that_compare
 from autotune.measurement.contrasts import Contrast, Rates, contrast
 from autotune.measurement.estimate import CONFIDENCE, Ratio
 from autotune.measurement.group_sequential import look_level, looks_after_each_round
 from search_spaces import Facts, infeasible
+from search_spaces.batch import is_other_split
 from search_spaces.constraints import Conflict, asked_by, broken, conflicts_in
+from search_spaces.knob import changed_knobs
 from search_spaces.words import Knobs
 from storage import Attempts, Purpose
 
@@ -64,7 +65,7 @@ def revertible_knobs(winner: Knobs, baseline: Knobs) -> list[str]:
 
     For a global batch that is split otherwise it is the micro-batch alone.
     """
-    changed = [name for name in winner if winner[name] != baseline[name]]
+    changed = [*changed_knobs(winner, baseline)]
     if is_other_split(winner, baseline):
         changed.remove("accumulation_steps")
     return changed

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.batches import batch_change
-from autotune.analysis.gate import GateRecord, touched
+from autotune.analysis.gate import GateRecord
 from autotune.analysis.memory import outgrown
 from autotune.analysis.node_speeds import at_home_speed
 from autotune.analysis.outcomes import Outcomes, baseline_failure
@@ -25,6 +25,7 @@ from autotune.analysis.verdict import (
 )
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.noise import run_df
+from search_spaces.numerics import touched
 from storage import Attempts, Purpose, StoredAttempt, StoredNoise
 
 _SHOWN = 4

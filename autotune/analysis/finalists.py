@@ -10,7 +10,7 @@ from autotune.analysis.noise_backfill import error_of
 from autotune.analysis.policy import PROOF
 from autotune.measurement.estimate import Ratio
 from autotune.search.ranking import Expectation, expectation
-from search_spaces.constraints import global_batch_size
+from search_spaces.batch import global_batch_size
 from storage import (
     TRAJECTORIES,
     Attempts,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from autotune.analysis import gate
+from autotune.analysis import gate_plan
 from autotune.analysis.barred import Barred
 from autotune.analysis.costs import Costs
 from autotune.analysis.finalists import may_be_faster, ranked
@@ -167,8 +167,8 @@ class FinalsPrice:
             return 0.0
         return self.plan.needed * sum(map(self.costs.further_steps, [self.baseline, first.knobs]))
 
-    def _missing_checks(self, finalists: Iterable[Knobs]) -> list[gate.MissingRun]:
+    def _missing_checks(self, finalists: Iterable[Knobs]) -> list[gate_plan.MissingRun]:
         convolutional = self.costs.convolutional
-        return gate.missing_runs(
+        return gate_plan.missing_runs(
             finalists, self.baseline, self.attempts, convolutional=convolutional
         )

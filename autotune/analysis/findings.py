@@ -8,6 +8,7 @@ from typing import Any
 from autotune.analysis.policy import ANALYSIS
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from search_spaces import CATALOGUE, Facts, KnobValue
+from search_spaces.batch import BATCH_KNOBS
 from search_spaces.catalogue import without_target
 from search_spaces.constraints import unmet_needs
 from search_spaces.knob import PRESSURE
@@ -124,7 +125,7 @@ def _beside(
             f"twice the micro-batch gives {rising:.2f}x the throughput: the batch is too small for "
             "the devices"
         )
-        findings.append(Finding("batch", None, text, ("micro_batch", "accumulation_steps")))
+        findings.append(Finding("batch", None, text, BATCH_KNOBS))
     peaks = profile["peaks"]
     if max(peaks) > ANALYSIS.memory_imbalance * min(peaks) > 0:
         alone = knobs["parallelism"] == "data_parallel"

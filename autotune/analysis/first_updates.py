@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from autotune.analysis.policy import PROOF
-from search_spaces.constraints import global_batch_size
+from search_spaces.batch import is_other_split
 from search_spaces.words import Knobs
 
 
@@ -101,12 +101,6 @@ def _compared(run: FirstUpdates, base: FirstUpdates, knobs: Knobs, baseline: Kno
 
 def _factor(knobs: Knobs, baseline: Knobs) -> float:
     return float(knobs["accumulation_steps"] / baseline["accumulation_steps"])
-
-
-def is_other_split(knobs: Knobs, baseline: Knobs) -> bool:
-    """Return whether a configuration splits the baseline's global batch in another way."""
-    other = knobs["accumulation_steps"] != baseline["accumulation_steps"]
-    return other and global_batch_size(knobs, 1) == global_batch_size(baseline, 1)
 
 
 def _least_factor(mine: Sequence[float], yours: Sequence[float]) -> float:

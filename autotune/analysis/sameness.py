@@ -15,7 +15,6 @@ from autotune.analysis.finalists import fastest_first
 from autotune.analysis.first_updates import (
     FirstUpdates,
     grows_with_gradient,
-    is_other_split,
     is_sum,
     other_gradient,
     other_rate,
@@ -26,6 +25,7 @@ from autotune.config.study import StudySpec
 from autotune.measurement.policy import GATE
 from autotune.worker.protocol import CHECKED_STEPS
 from search_spaces import CATALOGUE
+from search_spaces.batch import is_other_split
 from search_spaces.knob import DATA, GRAPH, STATISTICS, Knob, KnobValue
 from search_spaces.words import Knobs
 from storage import Attempts, Blocks, Purpose, StoredAttempt

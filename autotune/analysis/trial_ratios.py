@@ -98,11 +98,6 @@ def rate_range(rates: Sequence[float]) -> tuple[float, float] | None:
     return (min(rates), max(rates)) if rates else None
 
 
-def changed_knobs(knobs: Mapping[str, object], baseline: Mapping[str, object]) -> dict[str, object]:
-    """Return the knobs that differ from the baseline, with their values."""
-    return {name: value for name, value in knobs.items() if baseline.get(name) != value}
-
-
 def _mean(own: StoredAttempt, runs: Sequence[StoredAttempt], sigma: float, df: float) -> _Baseline:
     rates = [run.result.throughput or math.ulp(0.0) for run in runs]
     rate = math.exp(math.fsum(map(math.log, rates)) / len(rates))

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from autotune.measurement.estimate import Ratio
-from search_spaces.knob import written
+from search_spaces.knob import changed_knobs, written
 from storage import AttemptState
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
@@ -78,7 +78,7 @@ def share_text(share: float, finest: float) -> str:
 
 def difference(knobs: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Return what differs from another configuration, as 'micro_batch=32, precision=bf16'."""
-    changed = {name: value for name, value in knobs.items() if other.get(name) != value}
+    changed = changed_knobs(knobs, other)
     return ", ".join(f"{name}={written(value)}" for name, value in changed.items()) or "no change"
 
 

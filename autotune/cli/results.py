@@ -117,8 +117,8 @@ def compare(
 ) -> None:
     """Compare two studies: machines, settings, and which parts of the first verdict still hold."""
     from autotune.views.comparison import comparison, comparison_text
-    from autotune.views.figures import as_json as plain_data
     from autotune.views.figures import figures_of
+    from autotune.views.study_figures import as_json as plain_data
 
     both = []
     for study, given in ((first, storage), (second, second_storage or storage)):

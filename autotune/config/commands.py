@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from autotune.config import fields, mistakes
-from autotune.config.keeping import of_derived
+from autotune.config.derived_batch import of_derived
 from autotune.config.sections import Section
 from autotune.config.workload_spec import ForeignWorkload, StudyKnobs
 from autotune.worker import starters
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import Command, TrialRequest
 from search_spaces import CATALOGUE
-from search_spaces.knob import written
+from search_spaces.knob import changed_knobs, written
 
 FOLDER = "folder"
 """Placeholder that is no knob: a folder of the trial's own."""
@@ -125,7 +125,7 @@ class CommandWorkload(ForeignWorkload):
         """Return the request of one process with the processors of all ranks."""
         folder = str(TrialFiles(Path(asked.log_dir)).command().absolute())
         told = self.throughput
-        differing = knobs.differing(asked.knobs)
+        differing = changed_knobs(asked.knobs, knobs.baseline)
         given = fields.given(
             argv(self.command, asked.knobs, folder),
             knobs.flags,
@@ -152,7 +152,7 @@ class CommandWorkload(ForeignWorkload):
 
     def entry(self, chosen: Mapping[str, Any], knobs: StudyKnobs, workers: int) -> dict[str, Any]:
         """Return the command with its placeholders, and the knobs that differ from the baseline."""
-        turned = knobs.differing(chosen)
+        turned = changed_knobs(chosen, knobs.baseline)
         return {"command": self.command, "turned": turned, "flags": knobs.flags, "changes": []}
 
 

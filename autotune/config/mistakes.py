@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from autotune.config.document import shown
 from search_spaces import CATALOGUE, preset_names
-from search_spaces.constraints import global_batch_size, refused_global_batch
+from search_spaces.batch import global_batch_size, refused_global_batch
 
 FieldPath = tuple[str | int, ...]
 Problems = dict[FieldPath, str]

@@ -8,16 +8,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from autotune.config import arguments, fields, keeping, mistakes, option_words, python_options
-from autotune.config.keeping import COUNTED, of_derived
+from autotune.config import arguments, derived_batch, fields, mistakes, option_words, python_options
+from autotune.config.derived_batch import of_derived
 from autotune.config.sections import finite
 from autotune.config.workload_spec import ForeignWorkload, Stated, StudyKnobs
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import PLAIN, PYTHON, SPAWN, TORCHRUN, Script, TrialRequest
 from search_spaces import CATALOGUE
+from search_spaces.batch import BATCH_KNOBS, global_batch_size, in_proportion, other_batch_knob
 from search_spaces.catalogue import not_from_outside
-from search_spaces.constraints import global_batch_size
-from search_spaces.knob import KnobValue, written
+from search_spaces.knob import KnobValue, changed_knobs, written
 
 _PYTHON_ALONE = (
     "is for a script that python starts: launchers give their interpreters other options"
@@ -168,12 +168,14 @@ class ScriptWorkload(ForeignWorkload):
                 text = f"must be a text as the script is given it, got {shown}; put it in quotes"
                 problems["workload", "args", place] = text
         elsewhere = {*self.flags, *self.global_flags}
-        problems |= keeping.proportion_problems(self.in_proportion, elsewhere, self.flag_problem)
+        problems |= derived_batch.proportion_problems(
+            self.in_proportion, elsewhere, self.flag_problem
+        )
         problems |= self._flag_problems() | option_words.problems(self.words, self.flags)
         for place, knob in enumerate(self.global_flags):
-            if knob not in self.flags or knob not in COUNTED:
+            if knob not in self.flags or knob not in BATCH_KNOBS:
                 problems["workload", "global_flags", place] = (
-                    f"must be {' or '.join(COUNTED)}, if workload.flags have it; got "
+                    f"must be {' or '.join(BATCH_KNOBS)}, if workload.flags have it; got "
                     f"{mistakes.in_yaml(knob)}"
                 )
         return problems
@@ -221,7 +223,7 @@ class ScriptWorkload(ForeignWorkload):
         """Return the knob that the script derives from the one that it is given; None: none."""
         if not self.keeps_global_batch:
             return None
-        return next((name for name in COUNTED if name not in self.settings_by_knob), None)
+        return next((name for name in BATCH_KNOBS if name not in self.settings_by_knob), None)
 
     def present(self, variables: Mapping[str, str]) -> dict[str, Any]:
         present: dict[str, Any] = {}
@@ -245,10 +247,10 @@ class ScriptWorkload(ForeignWorkload):
 
     def rules(self, baseline: Mapping[str, Any]) -> Iterator[str]:
         """Yield constraints that keep all settings of a knob whole."""
-        return keeping.proportion_rules(self.in_proportion, baseline)
+        return derived_batch.proportion_rules(self.in_proportion, baseline)
 
     def knob_problems(self, knobs: StudyKnobs) -> mistakes.Problems:
-        problems = keeping.proportion_of_baseline(self.in_proportion, knobs.given)
+        problems = derived_batch.proportion_of_baseline(self.in_proportion, knobs.given)
         space = {name: tried for name, tried in knobs.values.items() if name not in knobs.own}
         problems |= option_words.of_space(self.words, space, knobs.baseline)
         present = self.present(knobs.variables)
@@ -356,7 +358,7 @@ class ScriptWorkload(ForeignWorkload):
         Args:
             chosen: a value for every knob.
         """
-        flags, differing = knobs.flags, knobs.differing(chosen)
+        flags, differing = knobs.flags, changed_knobs(chosen, knobs.baseline)
         turned = {
             name: value * workers
             if name in self.global_flags
@@ -364,7 +366,7 @@ class ScriptWorkload(ForeignWorkload):
             for name, value in differing.items()
             if name in flags and name not in self.in_proportion
         }
-        parts = keeping.in_proportion(self.in_proportion, knobs.baseline, differing)
+        parts = in_proportion(self.in_proportion, knobs.baseline, differing)
         settings = [setting for several in self.in_proportion.values() for setting in several]
         outside = differing.keys() - turned.keys() - {*self.in_proportion, self.derived}
         return Recipe(
@@ -396,6 +398,7 @@ class ScriptWorkload(ForeignWorkload):
         outside. The baseline is the script as it is.
         """
         recipe = self.recipe(asked.knobs, knobs, asked.world_size)
+        differing = changed_knobs(asked.knobs, knobs.baseline)
         counted = self.samples_of_step(asked.knobs, knobs)
         if counted is None and self.knows_batch(knobs.given):
             counted = global_batch_size(asked.knobs, 1)
@@ -426,7 +429,7 @@ class ScriptWorkload(ForeignWorkload):
                 turned=tuple(
                     f"{recipe.flags[name]} {value}" for name, value in recipe.turned.items()
                 ),
-                derived=self.derived if self.derived in knobs.differing(asked.knobs) else "",
+                derived=self.derived if self.derived in differing else "",
                 fixed_samples=self.samples is not None and samples_are_fixed(recipe.flags),
                 kept=tuple(sorted({*knobs.values} - {*recipe.flags, *recipe.changes})),
             ),
@@ -450,7 +453,7 @@ class ScriptWorkload(ForeignWorkload):
         """Return the knobs that the script is given by other names, each with these names in `flags`."""
         found = {knob: [*parts] for knob, parts in self.in_proportion.items()}
         if self.derived:
-            told = next(name for name in COUNTED if name != self.derived)
+            told = other_batch_knob(self.derived)
             found[self.derived] = found.get(told, [told])
         return found
 
@@ -460,7 +463,7 @@ def samples_are_fixed(flags: Mapping[str, str]) -> bool:
 
     They do if the script sets no knob that changes the samples of a step.
     """
-    return not {*COUNTED} & flags.keys()
+    return not {*BATCH_KNOBS} & flags.keys()
 
 
 def _of_switch(given: Sequence[str], flag: str, text: str | None) -> str | None:

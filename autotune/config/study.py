@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from autotune.config import document, known, mistakes, own_knobs
-from autotune.config.kinds import AnyWorkload, of_one_kind
+from autotune.config import document, mistakes, own_knobs, present_values
 from autotune.config.sections import (
     FREE,
     BudgetSpec,
@@ -23,12 +22,13 @@ from autotune.config.sections import (
     Section,
     in_home,
 )
+from autotune.config.workload_kinds import AnyWorkload, of_one_kind
 from autotune.config.workload_spec import StudyKnobs
 from autotune.errors import SpecError
 from launchers import section_of
 from launchers.sections import KINDS, SPANNING, AnyLauncher, as_section
 from search_spaces import CATALOGUE, defaults, preset, preset_names
-from search_spaces.constraints import global_batch_size
+from search_spaces.batch import global_batch_size
 from search_spaces.knob import KnobValue
 
 Counts = Literal["samples", "tokens", "steps"]
@@ -396,14 +396,14 @@ def check(written: document.Document, folders: Sequence[Path] = ()) -> StudySpec
             [f"{written.where(())}: a study file is a mapping with at least `name` and `workload`"]
         )
     data = _in_full(written.data)
-    data, problems = known.with_files(data, folders) if folders else (data, {})
+    data, problems = present_values.with_files(data, folders) if folders else (data, {})
     data, misplaced = _placed(data)
     problems |= misplaced
     try:
         spec = StudySpec.model_validate(data)
         problems |= mistakes.of_variables(spec.env, {**spec.baseline, **spec.values()})
         problems |= spec.workload.file_problems(spec.study_knobs)
-        problems |= known.of_numbers(spec.workload, spec.study_knobs, folders)
+        problems |= present_values.of_numbers(spec.workload, spec.study_knobs, folders)
         of_launcher = spec.launcher.file_problems()
         problems |= {("launcher", field): text for field, text in of_launcher.items()}
         if not problems:

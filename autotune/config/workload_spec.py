@@ -40,10 +40,6 @@ class StudyKnobs:
     variables: Mapping[str, str]
     workers: int | None
 
-    def differing(self, knobs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the knobs of a configuration that differ from the baseline."""
-        return {name: value for name, value in knobs.items() if value != self.baseline[name]}
-
 
 @dataclass(frozen=True)
 class Stated:
@@ -62,7 +58,7 @@ class Stated:
 
 
 class WorkloadSpec(Section, ABC):
-    """Workload of a study: a factory, a script or a command, see `autotune.config.kinds`.
+    """Workload of a study: a factory, a script or a command, see `autotune.config.workload_kinds`.
 
     Code outside this package asks the workload instead of its kind. What is not abstract is as it is
     for a workload of autotune's contract.

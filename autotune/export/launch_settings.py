@@ -8,11 +8,11 @@ from typing import Any
 
 from autotune.config import arguments, fields
 from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT
-from autotune.config.withheld import looks_secret
+from autotune.config.secrets_withheld import looks_secret
 from autotune.worker.inject import constructed
+from search_spaces.batch import BATCH_KNOBS
 from search_spaces.knob import written
 
-BATCH = ("micro_batch", "accumulation_steps")
 """Knobs that make up the samples of a step: with other values the job is another one."""
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _EMPTIES = ("-", "-i", "--ignore-environment")
@@ -78,7 +78,7 @@ def other_batch(script: Mapping[str, Any], now: Mapping[str, str | None]) -> Ite
     """
     then: Mapping[str, str | None] = script.get("today", {})
     set_by: Mapping[str, Sequence[str]] = script.get("set_by", {})
-    for name in dict.fromkeys(one for knob in BATCH for one in set_by.get(knob, [knob])):
+    for name in dict.fromkeys(one for knob in BATCH_KNOBS for one in set_by.get(knob, [knob])):
         if name not in then or name not in now:
             continue
         flag = script["flags"][name]
@@ -112,7 +112,7 @@ def untuned(
         if not any(_MARK in text for text in (name, *texts)) and not _secret(name, texts)
     }
     set_by: Mapping[str, Sequence[str]] = script.get("set_by", {})
-    sets = {*script["turned"], *(one for knob in BATCH for one in set_by.get(knob, [knob]))}
+    sets = {*script["turned"], *(one for knob in BATCH_KNOBS for one in set_by.get(knob, [knob]))}
     kept = {flag: arguments.given(rest, flag) for name, flag in valued.items() if name not in sets}
     bare = {word: "" for word in words if word in alone and alone[word] not in sets}
     return others | bare | {flag: text for flag, text in kept.items() if text is not None}

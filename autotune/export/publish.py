@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.analysis.provenance import attempts_of
 from autotune.analysis.verdict import Verdict
-from autotune.config import StudySpec, withheld
+from autotune.config import StudySpec, secrets_withheld
 from autotune.errors import BadInput
 from autotune.export.tuned_job import script_of
 from autotune.export.writing import document, of_this_version, write
@@ -93,7 +93,7 @@ def _provisional(
 ) -> dict[str, Any]:
     if verdict.trial is None:
         raise BadInput(f"{study.name} recommends nothing: {text}")
-    spec = withheld.as_stored(study.spec)
+    spec = secrets_withheld.as_stored(study.spec)
     attempts = attempts_of(repository.attempts.of(study.id), spec)
     ran = attempts.of_trial(verdict.trial).measured().last
     assert ran is not None  # the answer rests on it

@@ -13,7 +13,7 @@ from typing import Any
 from autotune.analysis.batches import counters_text
 from autotune.analysis.wording import counted
 from autotune.config import StudySpec, arguments, fields, scripts
-from autotune.config.withheld import WITHHELD, looks_secret
+from autotune.config.secrets_withheld import WITHHELD, looks_secret
 from autotune.errors import BadInput
 from autotune.export import config_copies, launch_settings
 from autotune.export.best import BestConfig
@@ -25,6 +25,7 @@ from autotune.worker.python_command import is_python, letters_of, parsed
 from autotune.worker.starters import OWN_ENVIRONMENT, is_mpi_elsewhere
 from launchers.node_compat import is_of
 from search_spaces import defaults
+from search_spaces.batch import BATCH_KNOBS
 from search_spaces.knob import written
 from search_spaces.needs import SHARDED
 
@@ -421,7 +422,7 @@ def _of_compression(order: job_order.Order) -> Iterator[str]:
 
 def _of_counters(knobs: Mapping[str, Any], now: Mapping[str, str | None]) -> Iterator[str]:
     """Yield what counts of micro-batches mean in the job, where the script is told its split."""
-    split = {name: now.get(name) or "" for name in ("micro_batch", "accumulation_steps")}
+    split = {name: now.get(name) or "" for name in BATCH_KNOBS}
     if all(map(str.isdecimal, split.values())) and (
         text := counters_text(knobs, {name: int(value) for name, value in split.items()})
     ):

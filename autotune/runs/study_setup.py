@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import StudySpec
-from autotune.config.kinds import FactoryWorkload
+from autotune.config.workload_kinds import FactoryWorkload
 from autotune.errors import BadInput
 from autotune.measurement.measure import Measure, PowerLimit
 from autotune.measurement.policy import MEASUREMENT

@@ -32,8 +32,8 @@ from scipy import special
 
 from autotune.search.grid import Grid, Matrix, Rows, Vector
 from autotune.search.policy import SEARCH
-from autotune.search.space import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
+from search_spaces.batch import ACCUMULATION, MICRO_BATCH
 
 _LOGISTIC_SCALE = math.sqrt(3) / math.pi
 """Scale of a logistic distribution whose standard deviation is 1."""

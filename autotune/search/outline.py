@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping
 
 from optuna.distributions import CategoricalDistribution
 
-from autotune.search.space import ACCUMULATION, MICRO_BATCH, Space
+from autotune.search.space import Space
 from search_spaces import KnobValue
+from search_spaces.batch import ACCUMULATION, MICRO_BATCH
 from search_spaces.knob import written
 
 _COUNTED = 20_000

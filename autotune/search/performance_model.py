@@ -26,7 +26,7 @@ from autotune.search.failure_models import FaultModel, MemoryModel, is_of_device
 from autotune.search.grid import Follows, Grid, Params, Rows, Vector
 from autotune.search.observations import Observations
 from autotune.search.policy import SEARCH
-from autotune.search.space import MICRO_BATCH, Space
+from autotune.search.space import Space
 from autotune.search.step_model import StepModel
 from autotune.search.step_parts import Profile
 from autotune.search.threads import ThreadpoolController
@@ -38,6 +38,7 @@ from autotune.search.trial_attributes import (
     was_cut_short,
 )
 from search_spaces import CATALOGUE
+from search_spaces.batch import MICRO_BATCH
 
 Allowed = Callable[[list[FrozenTrial]], Callable[[Params], bool]]
 """Function of the trials so far that returns whether a configuration may be suggested."""

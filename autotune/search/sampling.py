@@ -13,10 +13,11 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.search.failure_models import changes_memory, is_of_device
 from autotune.search.performance_model import PerformanceModelSampler, Prediction
 from autotune.search.policy import SEARCH
-from autotune.search.space import ACCUMULATION, MICRO_BATCH, Configuration, Space, key
+from autotune.search.space import Configuration, Space, key
 from autotune.search.step_parts import Profile
 from autotune.search.trial_attributes import cause_of, is_out_of_memory, value_of
 from search_spaces import KnobValue
+from search_spaces.batch import ACCUMULATION, MICRO_BATCH
 
 
 class Exhausted(Exception):

@@ -13,11 +13,10 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from autotune.search.policy import SEARCH
 from search_spaces import CATALOGUE, Facts, KnobValue, infeasible
+from search_spaces.batch import ACCUMULATION, BATCH_KNOBS, MICRO_BATCH, divisors
 from search_spaces.constraints import conflict_reasons, unmet_needs
 from search_spaces.knob import written
 
-MICRO_BATCH, ACCUMULATION = "micro_batch", "accumulation_steps"
-_SPLIT = (MICRO_BATCH, ACCUMULATION)
 Configuration = tuple[tuple[str, KnobValue], ...]
 
 
@@ -52,7 +51,7 @@ def splits(
         baseline: a value for every knob.
         facts: facts of the study, with the global batch.
     """
-    wanted = {name: _whole(listed[name], baseline[name]) for name in _SPLIT if name in listed}
+    wanted = {name: _whole(listed[name], baseline[name]) for name in BATCH_KNOBS if name in listed}
     if facts.global_batch_size is None or not wanted:
         return None
     share, rest = divmod(facts.global_batch_size, facts.world_size)
@@ -60,7 +59,7 @@ def splits(
         return None  # no configuration has the global batch: the baseline will be refused for that
     several = {name: values for name, values in wanted.items() if len(values) > 1}
     pairs = [(size, share // size) for size in divisors(share)]
-    own = tuple(int(baseline[name]) for name in _SPLIT)
+    own = tuple(int(baseline[name]) for name in BATCH_KNOBS)
     held = len(several) < len(wanted)
     steps = {
         size: steps
@@ -75,14 +74,8 @@ def _whole(listed: Sequence[KnobValue], baseline: KnobValue) -> list[int]:
     return sorted({int(value) for value in (*listed, baseline)})
 
 
-def divisors(number: int) -> list[int]:
-    """Return the divisors of a number above 0, the largest first."""
-    low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return sorted({*low, *(number // d for d in low)}, reverse=True)
-
-
 def _tried(pair: tuple[int, int], wanted: Mapping[str, list[int]]) -> bool:
-    named = dict(zip(_SPLIT, pair, strict=True))
+    named = dict(zip(BATCH_KNOBS, pair, strict=True))
     if any(CATALOGUE[name].domain.problem(value) for name, value in named.items()):
         return False
     return any(values[0] <= named[name] <= values[-1] for name, values in wanted.items())

@@ -23,8 +23,8 @@ from scipy import linalg
 
 from autotune.search.grid import Grid, Matrix, Params, Rows, Vector
 from autotune.search.policy import SEARCH
-from autotune.search.space import ACCUMULATION, MICRO_BATCH
 from search_spaces import CATALOGUE
+from search_spaces.batch import ACCUMULATION, MICRO_BATCH
 from search_spaces.knob import PRESSURE
 
 LOG_INTERVAL, CHECKPOINTING = "log_interval", "activation_checkpointing"

@@ -29,7 +29,8 @@ from autotune.runs.study_setup import OpenLauncher, launcher_of
 from autotune.service.study_run import StudyRun
 from autotune.study.tuner import Signals, Stopped
 from storage import Lease, LeaseHolder, MessageKind, Repository, Retry, StoredStudy, StudyState
-from storage.holders import this_host, waiting_key
+from storage.host import this_host
+from storage.lease_keys import waiting_key
 
 LEASE_SECONDS = 10.0
 _RENEW_SECONDS = 2.0

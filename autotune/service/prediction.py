@@ -9,7 +9,7 @@ from autotune.config import StudySpec
 from autotune.errors import StudyNotFound
 from autotune.service.queues import queue_for
 from storage import Repository, StudyState
-from storage.holders import user_name
+from storage.owner import user_name
 
 _SECONDS_PER_HOUR = 3600.0
 

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_serve
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from autotune.config import withheld
+from autotune.config import secrets_withheld
 from autotune.errors import OtherVersion, StorageError, StudyNotFound
 from autotune.runs.study_setup import longest_silence
 from autotune.service.metrics import LOOPBACK
@@ -89,7 +89,7 @@ class QueueMetrics(Collector):
             if found["progress_seconds"] is not None:
                 progress.add_metric([name], found["progress_seconds"])
             with contextlib.suppress(OtherVersion):
-                longest.add_metric([name], longest_silence(withheld.as_stored(study.spec)))
+                longest.add_metric([name], longest_silence(secrets_withheld.as_stored(study.spec)))
         yield from (slots, progress, longest, waits)
 
     def serve(self, port: int) -> int:

@@ -18,7 +18,7 @@ from autotune.errors import BadInput
 from autotune.worker.processes import VISIBLE_DEVICES
 from launchers.sections import CLUSTER, PLACES, wrong_address
 from storage import StoredStudy
-from storage.holders import user_name
+from storage.owner import user_name
 
 _HOST = "host"
 _RAY = "ray"

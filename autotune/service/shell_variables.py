@@ -5,7 +5,7 @@ import re
 
 from autotune.worker.proc import variables_of
 from storage import Repository, StoredStudy
-from storage.holders import this_host
+from storage.host import this_host
 
 _OF_TRAINING = re.compile(
     r"(PYTHON|LD_|OMP_|GOMP_|KMP_|MKL_|OPENBLAS_|MALLOC_|NCCL_|GLOO_|UCX_|FI_|CUDA|CUBLAS_|CUDNN_"

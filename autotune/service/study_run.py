@@ -11,7 +11,7 @@ from typing import Any
 from autotune.analysis.provenance import measured_in
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import counted, duration
-from autotune.config import StudySpec, stores, withheld
+from autotune.config import StudySpec, remote_stores, secrets_withheld
 from autotune.errors import LauncherError, StorageError, UnfitNodes
 from autotune.export import publish, writing
 from autotune.runs.study_setup import OpenLauncher, StudySetup
@@ -26,7 +26,7 @@ from launchers.layout import visible_devices
 from launchers.node_compat import device_kind, from_agent, other_devices
 from storage import Lease, MessageKind, Purpose, Repository, StoredStudy
 from storage.disk import full, lacks_room, make
-from storage.holders import started, this_host
+from storage.host import started, this_host
 
 _ROOM_POLL_SECONDS = 0.5
 _SAME = ("device", "world_size", "capability")
@@ -46,7 +46,7 @@ class StudyRun:
         self._signals = signals
         self._waits_for: DeviceHolder | None = None
         file = Path(study.file) if study.file else None
-        self._spec = withheld.restored(study.spec, file, os.environ)
+        self._spec = secrets_withheld.restored(study.spec, file, os.environ)
 
     def run(
         self, open_launcher: OpenLauncher, begins: Callable[[], None], later: contextlib.ExitStack
@@ -215,7 +215,7 @@ class StudyRun:
             f"{counted(launcher.ranks, 'rank')} on {what}, {counted(len(launcher.slots), 'trial')} at a "
             f"time ({self._spec.launcher.kind}).{may_write}"
         )
-        if remote := stores.warning(stores.remote_stores(self._spec)):
+        if remote := remote_stores.warning(remote_stores.named_by(self._spec)):
             self._say(f"Note: {remote}.")
 
     def _export(self, verdict: Verdict, launcher: Launcher) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from autotune.analysis.wording import duration
-from autotune.config import StudySpec, withheld
+from autotune.config import StudySpec, secrets_withheld
 from autotune.errors import (
     AutotuneError,
     BadInput,
@@ -41,8 +41,9 @@ from autotune.worker.proc import state
 from autotune.worker.processes import leave_with, without_storage
 from storage import Repository, StoredStudy, StudyState
 from storage.disk import is_full, make, written
-from storage.holders import this_host, user_name
-from storage.leases import key_of
+from storage.host import this_host
+from storage.lease_keys import key_of
+from storage.owner import user_name
 from storage.urls import check_text
 
 _CHANGEABLE = (
@@ -94,12 +95,12 @@ def submit(
     for path in filter(None, (str(workdir), spec.folder, where)):
         check_text("the study needs", Path(path))
     _check_export(workdir / spec.export)
-    stored = withheld.kept(spec)
+    stored = secrets_withheld.kept(spec)
     try:
         known = repository.studies.named(spec.name)
     except StudyNotFound:
         return _new(repository, spec, workdir, where)
-    before = withheld.kept(withheld.as_stored(known.spec))
+    before = secrets_withheld.kept(secrets_withheld.as_stored(known.spec))
     changed = sorted(_differences(before, stored))
     forbidden = [name for name in changed if not _may_change(name, spec)]
     folders = [workdir, file.resolve().parent] if file else [workdir]
@@ -134,7 +135,7 @@ def _new(repository: Repository, spec: StudySpec, workdir: Path, file: str | Non
     study = repository.studies.submit(
         spec.name,
         queue_for(spec),
-        withheld.kept(spec),
+        secrets_withheld.kept(spec),
         str(workdir),
         file,
         owner=user_name(),
@@ -251,7 +252,7 @@ def resume_study(repository: Repository, name: str) -> None:
     """Queue a study again with its stored settings, unless it is done."""
     study = repository.studies.named(name)
     if study.state != StudyState.DONE:
-        spec = withheld.as_stored(study.spec)
+        spec = secrets_withheld.as_stored(study.spec)
         queue = _local_queue(study, spec, Path(study.workdir))
         repository.studies.enqueue(name, queue=queue)
 

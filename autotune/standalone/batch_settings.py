@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from autotune.analysis.first_updates import is_in_proportion
 from autotune.analysis.wording import counted
-from autotune.config.keeping import COUNTED
 from autotune.errors import BadInput, first_line
 from autotune.standalone import flags
-from autotune.standalone.flags import ACCUMULATION, MICRO_BATCH, OtherValue
+from autotune.standalone.flags import OtherValue
 from autotune.worker.survey_result import SurveyResult
+from search_spaces.batch import ACCUMULATION, BATCH_KNOBS, MICRO_BATCH
 
 _PARTNERS = 2
 """Settings of the accumulation that are tried together with a micro-batch that fails alone."""
@@ -55,7 +55,7 @@ class BatchSettings:
     @property
     def shared_by_ranks(self) -> tuple[str, ...]:
         """Return the knobs of which each rank has less, the more ranks there are."""
-        derived = [knob for knob in COUNTED if knob not in self.settings_by_knob]
+        derived = [knob for knob in BATCH_KNOBS if knob not in self.settings_by_knob]
         return self.global_flags or (tuple(derived) if self.keeps_global_batch else ())
 
 
@@ -154,9 +154,9 @@ class _Search:
                 self._doubts.append(f"{flag} {other.given} fails: {first_line(error)}")
             return
         self._gradients.add(before, after)
-        if turned := next((k for k in COUNTED if flags.answers(k, other, before, after)), None):
+        if turned := next((k for k in BATCH_KNOBS if flags.answers(k, other, before, after)), None):
             self._add({turned: other})
-        elif kept := next((k for k in COUNTED if flags.keeps(k, other, before, after)), None):
+        elif kept := next((k for k in BATCH_KNOBS if flags.keeps(k, other, before, after)), None):
             self._add({kept: other}, keeps_global_batch=True)
         elif knob == MICRO_BATCH and flags.changes_columns(other, before, after):
             self._add({knob: other}, columns=True)
@@ -208,7 +208,7 @@ class _Search:
 
         A script that has them in its arguments and in a file refuses a contradiction.
         """
-        batches, counts = (flags.named(knob, self._seen) for knob in COUNTED)
+        batches, counts = (flags.named(knob, self._seen) for knob in BATCH_KNOBS)
         if len(batches) < 2 or not counts:
             return False
         given = {**dict.fromkeys(batches, size), **dict.fromkeys(counts, steps)}

@@ -10,7 +10,6 @@ from typing import Any
 from autotune.analysis.findings import Finding, findings, listed
 from autotune.analysis.wording import quantity
 from autotune.config import StudySpec
-from autotune.config.keeping import split_otherwise
 from autotune.errors import BadInput
 from autotune.measurement.bottleneck import breakdown
 from autotune.paths import diagnosis_mark
@@ -20,6 +19,7 @@ from autotune.runs.request_shapes import profiled
 from autotune.runs.study_setup import StudySetup, launcher_of
 from autotune.worker.files import make_private
 from search_spaces import infeasible
+from search_spaces.batch import split_otherwise
 from storage import AttemptResult
 
 _PAIRS = 2

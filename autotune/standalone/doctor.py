@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.config import StudySpec, stores
-from autotune.config.keeping import COUNTED, split_otherwise
+from autotune.config import StudySpec, remote_stores
 from autotune.config.mistakes import LARGEST
 from autotune.errors import AutotuneError, DevicesTaken, StorageError
 from autotune.runs.monitors import FitMonitor
@@ -31,7 +30,8 @@ from autotune.worker.survey_result import SurveyResult
 from launchers import Launcher, Resources, section_of
 from launchers.sections import PACKAGES
 from search_spaces import CATALOGUE, KnobValue, infeasible
-from search_spaces.constraints import broken, global_batch_size
+from search_spaces.batch import BATCH_KNOBS, global_batch_size, split_otherwise
+from search_spaces.constraints import broken
 from search_spaces.knob import written
 from storage import Database
 from storage.engines import explain_sqlite_error
@@ -257,7 +257,7 @@ def _baseline(one_off: OneOffRuns, judge: FitMonitor, shape: Shape) -> str:
 def _protection(one_off: OneOffRuns) -> Iterator[CheckResult]:
     """Yield how the user's files were protected from the baseline."""
     workload = one_off.setup.spec.workload
-    if text := stores.warning(stores.remote_stores(one_off.setup.spec)):
+    if text := remote_stores.warning(remote_stores.named_by(one_off.setup.spec)):
         yield CheckResult("remote files", "warn", text)
     if not (workload.discards_writes or workload.may_write):
         text = (
@@ -330,7 +330,7 @@ def _knobs(one_off: OneOffRuns, *, settles: bool) -> Iterator[CheckResult]:
 def _variant(setup: StudySetup, name: str, value: KnobValue) -> dict[str, Any]:
     """Return the baseline with one knob changed, and what the script derives from it."""
     alone = {**setup.baseline, name: value}
-    if name in COUNTED and setup.spec.workload.keeps_global_batch:
+    if name in BATCH_KNOBS and setup.spec.workload.keeps_global_batch:
         return split_otherwise(setup.baseline, name, value) or alone
     return alone
 
@@ -355,7 +355,7 @@ def _takes(one_off: OneOffRuns, name: str, knobs: dict[str, Any], *, settles: bo
     setting = workload.passed_by(name, one_off.setup.spec.flags)
     if setting is None:
         return f"{written(value)} takes effect, from outside"
-    shown = name in COUNTED and workload.observable
+    shown = name in BATCH_KNOBS and workload.observable
     if shown and workload.keeps_global_batch:
         return _takes_together(one_off, name, knobs)
     counted = shown and not workload.samples  # its samples were counted in this run
@@ -375,7 +375,7 @@ def _held(setup: StudySetup, name: str, value: KnobValue) -> dict[str, Any] | No
 
     A script may refuse one of the parts alone (DeepSpeed).
     """
-    mapped = name in COUNTED and {*COUNTED} <= setup.spec.flags.keys()
+    mapped = name in BATCH_KNOBS and {*BATCH_KNOBS} <= setup.spec.flags.keys()
     if not mapped or setup.facts.global_batch_size is None:
         return None
     return split_otherwise(setup.baseline, name, value)
@@ -393,7 +393,7 @@ def _takes_together(one_off: OneOffRuns, name: str, knobs: dict[str, Any]) -> st
     seen = _surveyed(one_off, run)
     if seen is None:
         return _unseen(one_off, name, knobs[name])
-    micro_batch, steps = (knobs[name] for name in COUNTED)
+    micro_batch, steps = (knobs[name] for name in BATCH_KNOBS)
     if (seen.micro_batch, seen.accumulation_steps) != (micro_batch, steps):
         raise AutotuneError(
             f"{written(knobs[name])}: seen were {seen.micro_batch} samples a micro-batch and "
@@ -410,7 +410,7 @@ def _is_seen(one_off: OneOffRuns, name: str, knobs: dict[str, Any]) -> bool:
     The micro-batch and the accumulation show in the samples of a step; a script with the sequence
     first has them in the columns.
     """
-    if name not in COUNTED and (name not in CATALOGUE or CATALOGUE[name].named is None):
+    if name not in BATCH_KNOBS and (name not in CATALOGUE or CATALOGUE[name].named is None):
         return False  # nothing would show it
     run = f"doctor-{name}-seen"
     if why_not(one_off.run(run, knobs, FitMonitor(), surveyed)):
@@ -418,7 +418,7 @@ def _is_seen(one_off: OneOffRuns, name: str, knobs: dict[str, Any]) -> bool:
     seen = _surveyed(one_off, run)
     if seen is None:
         return False
-    if name not in COUNTED:
+    if name not in BATCH_KNOBS:
         return shows(seen, name, knobs[name])
     wanted = global_batch_size(knobs, 1)
     return wanted in (seen.samples, seen.columns * seen.accumulation_steps)

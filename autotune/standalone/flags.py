@@ -15,10 +15,9 @@ from pathlib import Path
 from autotune.config import arguments, settings
 from autotune.config.arguments import ASSIGNMENT, ENVIRONMENT, FIELD, is_constructed, typed
 from autotune.config.fields import of_flag
-from autotune.config.keeping import COUNTED, granule
 from autotune.worker.survey_result import Option, SurveyResult
+from search_spaces.batch import ACCUMULATION, BATCH_KNOBS, MICRO_BATCH, granule, other_batch_knob
 
-MICRO_BATCH, ACCUMULATION = COUNTED
 _MOST_TRIED = 3
 """Settings tried per knob: each costs a start of the script."""
 _MOST_IN_PROPORTION = 2
@@ -134,7 +133,7 @@ def candidates(seen: SurveyResult, workers: int = 1) -> dict[str, tuple[OtherVal
     split = another_split(seen)
     baseline = {MICRO_BATCH: seen.micro_batch, ACCUMULATION: seen.accumulation_steps}
     found = {}
-    for knob, value in zip(COUNTED, split, strict=True):
+    for knob, value in zip(BATCH_KNOBS, split, strict=True):
         fitting = [
             OtherValue(option, value, ranks)
             for option in seen.options
@@ -308,7 +307,7 @@ def words_in(name: str) -> list[str]:
 
 def answers(knob: str, other: OtherValue, before: SurveyResult, after: SurveyResult) -> bool:
     """Return whether the script changed this knob by that value, and nothing else."""
-    unchanged = _other(knob)
+    unchanged = other_batch_knob(knob)
     return _turned(knob, other, before, after) and _of(unchanged, after) == _of(unchanged, before)
 
 
@@ -348,7 +347,3 @@ def _turned(knob: str, other: OtherValue, before: SurveyResult, after: SurveyRes
 
 def _of(knob: str, seen: SurveyResult) -> int:
     return seen.micro_batch if knob == MICRO_BATCH else seen.accumulation_steps
-
-
-def _other(knob: str) -> str:
-    return next(name for name in COUNTED if name != knob)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.analysis.wording import counted
-from autotune.config.keeping import granule
 from autotune.errors import BadInput
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.own_options import RECOMPUTATION
@@ -19,6 +18,7 @@ from autotune.worker.protocol import DEEPSPEED, PYTHON, SPAWN, TORCH_LAUNCH, TOR
 from autotune.worker.survey_result import SurveyResult
 from launchers.sections import for_several_nodes
 from search_spaces import CATALOGUE
+from search_spaces.batch import granule
 from search_spaces.constraints import unmet_needs
 from search_spaces.knob import BLOCKS, KnobValue, written
 

@@ -19,7 +19,7 @@ import yaml
 from pydantic import ValidationError
 
 from autotune.analysis.wording import counted
-from autotune.config import StudySpec, withheld
+from autotune.config import StudySpec, secrets_withheld
 from autotune.config.mistakes import Inconsistent
 from autotune.errors import BadInput, LauncherError
 from autotune.export.writing import write_text
@@ -304,7 +304,7 @@ def _rows(runs: list[Run]) -> Iterator[dict[str, Any]]:
 
 def _write_origin(output: Path, spec: StudySpec, launcher: Launcher, runs: list[Run]) -> None:
     origin = {
-        "study": withheld.kept(spec, all_fields=False),
+        "study": secrets_withheld.kept(spec, all_fields=False),
         "environment": launcher.site.environment,
         "workers": launcher.ranks,
         "runs": len(runs),
@@ -331,7 +331,8 @@ def _check_origin(output: Path, spec: StudySpec, launcher: Launcher, runs: list[
         then_set = StudySpec.model_validate(began.study)
     except (ValidationError, Inconsistent):
         raise BadInput(f"{path} was recorded by another version of autotune; {instead}") from None
-    if withheld.kept(then_set, all_fields=False) != withheld.kept(spec, all_fields=False):
+    recorded, given = (secrets_withheld.kept(one, all_fields=False) for one in (then_set, spec))
+    if recorded != given:
         raise BadInput(f"{path} was recorded with other settings; {instead}")
     environment = launcher.site.environment
     then = _machine(began.environment, began.workers or launcher.ranks)

@@ -17,11 +17,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from autotune.analysis.wording import difference
-from autotune.config import StudySpec, withheld
+from autotune.config import StudySpec, secrets_withheld
 from autotune.errors import BadInput
 from autotune.measurement.policy import MEASUREMENT
 from autotune.runs.study_setup import StudySetup
-from autotune.search.space import MICRO_BATCH, Space
+from autotune.search.space import Space
 from autotune.standalone.recording import NO_ENERGY
 from autotune.study.context import StudyContext
 from autotune.study.tuner import Signals, Tuner
@@ -30,6 +30,7 @@ from launchers.base import DEFAULT_CPU_WORKERS
 from launchers.replay import ReplayLauncher
 from launchers.replay.behaviours import noisy, recorded
 from launchers.replay.tables import THROUGHPUT, Origin, Table, read_origin, read_table
+from search_spaces.batch import MICRO_BATCH
 from search_spaces.knob import written
 from storage import Database, LeaseHolder, Repository
 
@@ -215,7 +216,7 @@ def _run(
     spec: StudySpec, table: Table, launcher: ReplayLauncher, folder: Path, missing: int
 ) -> Simulation:
     repository = Repository(Database(f"sqlite:///{folder}/simulation.db"))
-    stored = withheld.kept(spec)
+    stored = secrets_withheld.kept(spec)
     repository.studies.submit(spec.name, _CLUSTER, stored, str(folder))
     claim = repository.claims.take(_CLUSTER, LeaseHolder(_CLUSTER, 0, _LEASE_SECONDS))
     assert claim is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.analysis.first_updates import grows_with_gradient
 from autotune.analysis.wording import counted
-from autotune.config import StudySpec, fields, stores
+from autotune.config import StudySpec, fields, remote_stores
 from autotune.errors import BadInput
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.one_off import OneOffRuns, Shape, why_not
@@ -17,7 +17,6 @@ from autotune.runs.request_shapes import surveyed
 from autotune.runs.study_setup import StudySetup, facts_of, launcher_of
 from autotune.standalone import doctor, flags, interpreters, named_options, outside
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
-from autotune.standalone.flags import MICRO_BATCH
 from autotune.standalone.lasting import LastingMonitor, in_moments, too_short
 from autotune.standalone.launch_command import Launched
 from autotune.standalone.launched import COMMAND_FIELD
@@ -36,6 +35,7 @@ from autotune.worker.cgroup import usable_cpus
 from autotune.worker.protocol import PYTHON, SPAWN, Timeouts, TrialRequest
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
+from search_spaces.batch import MICRO_BATCH
 from search_spaces.knob import KnobValue, written
 from storage import AttemptResult, AttemptState
 
@@ -123,7 +123,7 @@ def survey(
         raise BadInput(f"{launched.target}: no such file in {workdir}")
     interpreters.check(launched)
     spec = _spec(launched, allowed)
-    if remote := stores.warning(stores.remote_stores(spec)):
+    if remote := remote_stores.warning(remote_stores.named_by(spec)):
         say(f"Note: {remote}.")
     with (
         tempfile.TemporaryDirectory(prefix="autotune-") as folder,

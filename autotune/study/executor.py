@@ -149,7 +149,7 @@ class TrialExecutor:
         paired = plan.mode is Mode.PAIRED
         ordered = plan.attempts[::-1] if paired else plan.attempts
         cache = self._context.attempt_cache
-        begun = [cache.begin(one.trial, one.knobs, one.purpose, one.round) for one in ordered]
+        begun = [cache.begin(one.trial, one.knobs, one.purpose, one.number) for one in ordered]
         return begun[::-1] if paired else begun
 
     def _request(self, plan: RunPlan, attempt: StoredAttempt) -> TrialRequest:

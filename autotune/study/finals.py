@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from autotune.analysis import gate
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.finalists import Selection, choices, may_be_faster
+from autotune.analysis.gate_plan import Check, next_check
 from autotune.analysis.memory import tells_longest
 from autotune.analysis.process_spread import repeats_made
 from autotune.analysis.rounds import replay_study
@@ -190,10 +190,10 @@ class Finals:
             for one in confirmation.candidates.values()
             if confirmation.leads_baseline(one.trial) or self._may_win(confirmation, one.trial)
         ]
-        check = gate.next_check(candidates, self._setup.baseline, attempts, blocks)
+        check = next_check(candidates, self._setup.baseline, attempts, blocks)
         if check is None:
             return False
-        attempt = PlannedAttempt(check.trial, check.knobs, check.purpose, round=check.seed)
+        attempt = PlannedAttempt(check.trial, check.knobs, check.purpose, seed=check.seed)
         price = self._context.costs().check(*check.run)
         limit = self._time.share(1.0, at_least=price)
         self._runner.run_monitored(attempt, _monitor(check), limit)
@@ -340,7 +340,7 @@ class Finals:
             self._runner.run_monitored(attempt, ProfileMonitor())
 
 
-def _monitor(check: gate.Check) -> RunMonitor:
+def _monitor(check: Check) -> RunMonitor:
     """Return the monitor of a run of the numerics gate."""
     if check.purpose is Purpose.AUTOCAST:
         return FirstStepsMonitor()

@@ -6,7 +6,7 @@ changes that failed is split, until the change that fails is known; a part that 
 memory is split without a trial. Of a bundle that a check refuses, the rest is tried.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from optuna.trial import FrozenTrial, TrialState
 
@@ -17,22 +17,22 @@ from autotune.analysis.node_speeds import at_home_speed
 from autotune.analysis.sameness import ChangeKind
 from autotune.analysis.shortfall import rounded_up
 from autotune.analysis.wording import difference
-from autotune.search.sampling import Shortage, surely_too_large
+from autotune.search.sampling import Shortage
 from autotune.search.space import Space
 from autotune.study.context import StudyContext
-from autotune.study.initial_trials import (
-    DEAR,
+from autotune.study.expert_suggestions import ExpertSuggestions
+from autotune.study.suggestions import (
+    COMPILED_KNOBS,
     FAVOURED,
-    Experts,
     Suggestion,
-    changes,
     compiled_values,
-    halves,
+    fitting,
+    parts_of,
+    rest,
     with_compilation,
 )
 from autotune.study.time_budget import TimeBudget
-from search_spaces import CATALOGUE, KnobValue
-from search_spaces.knob import written
+from search_spaces.knob import changed_knobs, written
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, TrialLedger
 from storage.trials import SUGGESTED_BY
 
@@ -50,7 +50,7 @@ class FollowUps:
     ) -> None:
         self._context = context
         self._space = space
-        self._experts = Experts(context, space)
+        self._experts = ExpertSuggestions(context, space)
         self._time = time
         self._ledger = ledger
         self._goes_on = len(context.attempts().searched()) > 1
@@ -109,7 +109,7 @@ class FollowUps:
         """Yield what experience favours, unless it was tried.
 
         It has waited for the answer to what holds the baseline back, or, on a device whose study began
-        without a look, for the memory that the baseline takes.
+        without a profile, for the memory that the baseline takes.
         """
         if any(t.user_attrs.get(SUGGESTED_BY, "").startswith(FAVOURED) for t in trials):
             return
@@ -131,7 +131,7 @@ class FollowUps:
             if SUGGESTED_BY not in trial.user_attrs or trial.number not in barred.trials:
                 continue
             params = rest(self._space, baseline, trial.params, barred)
-            if any(value != baseline[name] for name, value in params.items()):
+            if changed_knobs(params, baseline):
                 yield Suggestion(params, f"trial {trial.number} without what a check refuses")
 
     def without_refused(self, attempts: Attempts) -> Suggestion | None:
@@ -189,84 +189,13 @@ class FollowUps:
 
     def _unaffordable(self, price: FinalsPrice) -> Iterator[tuple[str, float, float]]:
         baseline = self._context.setup.baseline
-        compiling = {"compile": DEAR["compile"]} if "compile" in self._space.distributions() else {}
-        for name in DEAR:
+        compiling = (
+            {"compile": COMPILED_KNOBS["compile"]}
+            if "compile" in self._space.distributions()
+            else {}
+        )
+        for name in COMPILED_KNOBS:
             for value in compiled_values(self._space, name):
                 knobs = {**baseline, **compiling, name: value}
                 if value != baseline[name] and (lacking := self._time.lacks(knobs, price)) > 0:
                     yield f"{name}={written(value)}", price.costs.shortest(knobs), lacking
-
-
-def parts_of(
-    space: Space,
-    baseline: Mapping[str, KnobValue],
-    failed: Iterable[tuple[Mapping[str, KnobValue], str]],
-    ran: Sequence[Mapping[str, KnobValue]],
-) -> Iterator[Suggestion]:
-    """Yield the parts of bundles that failed, those of the fewest changes first.
-
-    A part with all changes of a bundle that failed is left out: it would fail as well.
-
-    Args:
-        baseline: a value for every knob.
-        failed: values of the knobs that vary, with how they failed.
-        ran: configurations that ran, a value for every knob.
-    """
-    bundles = [(params, changes(params, baseline), cause) for params, cause in failed]
-    bundles.sort(key=lambda bundle: len(bundle[1]))
-    for params, _, cause in bundles:
-        for part in halves(space, baseline, params, cause, ran):
-            known = (changed for other, changed, _ in bundles if _has(part.params, other, changed))
-            if not any(known):
-                yield part
-
-
-def _has(params: Mapping[str, KnobValue], other: Mapping[str, KnobValue], names: list[str]) -> bool:
-    """Return whether parameters have the values that others have of these knobs."""
-    return all(params[name] == other[name] for name in names)
-
-
-def fitting(
-    space: Space,
-    baseline: Mapping[str, KnobValue],
-    suggestions: Iterable[Suggestion],
-    too_large: Sequence[Shortage],
-    ran: Sequence[Mapping[str, KnobValue]] = (),
-) -> Iterator[Suggestion]:
-    """Yield suggestions, and parts of those that are bound to run out of memory instead of these.
-
-    Args:
-        baseline: a value for every knob.
-        too_large: configurations that ran out of memory.
-        ran: configurations that ran, a value for every knob.
-    """
-    for one in suggestions:
-        knobs = space.complete(one.params)
-        smaller = [known for known in too_large if known.recurs_in(knobs)]
-        if surely_too_large(smaller, ran):
-            parts = halves(space, baseline, one.params, AttemptState.OOM, ran)
-            yield from fitting(space, baseline, parts, too_large, ran)
-        else:
-            yield one
-
-
-def rest(
-    space: Space,
-    baseline: Mapping[str, KnobValue],
-    refused: Mapping[str, KnobValue],
-    barred: Barred,
-) -> dict[str, KnobValue]:
-    """Return the baseline with every change of a refused trial that can run and is not refused.
-
-    Args:
-        baseline: a value for every knob.
-        refused: values of the knobs that vary.
-        barred: what a check refuses.
-    """
-    params = {name: baseline[name] for name in space.distributions()}
-    names = sorted(params.keys() & refused.keys(), key=[*CATALOGUE, *params].index)
-    for name in 2 * names:  # a change may go only with a later one
-        changed = {**params, name: refused[name]}
-        if not space.problems(changed) and not barred.covers(space.complete(changed), baseline):
-            params = changed
-    return params

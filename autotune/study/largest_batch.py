@@ -13,7 +13,6 @@ from autotune.config.mistakes import LARGEST
 from autotune.errors import BadInput
 from autotune.runs.monitors import FitMonitor
 from autotune.runs.policy import RUNS
-from autotune.search.space import divisors
 from autotune.study.context import BASELINE, StudyContext
 from autotune.study.executor import TrialExecutor
 from autotune.study.policy import STUDY
@@ -21,6 +20,7 @@ from autotune.study.run_planner import PlannedAttempt, RunPlanner
 from autotune.study.slot_pool import SlotPool
 from autotune.study.time_budget import TimeBudget
 from search_spaces import CATALOGUE, infeasible
+from search_spaces.batch import divisors
 from search_spaces.constraints import broken
 from search_spaces.knob import Range
 from storage import Attempts, AttemptState, Purpose, StoredAttempt

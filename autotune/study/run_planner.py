@@ -30,18 +30,8 @@ from autotune.study.policy import STUDY
 from autotune.study.slot_pool import SlotPool
 from autotune.worker.protocol import TimeLimit, TrialRequest
 from launchers import SoloSchedule, TurnSchedule
-from storage import (
-    COMPARED_RUNS,
-    TRAJECTORIES,
-    TRIAL_RUNS,
-    AttemptResult,
-    Attempts,
-    AttemptState,
-    Purpose,
-)
+from storage import COMPARED_RUNS, TRIAL_RUNS, AttemptResult, Attempts, AttemptState, Purpose
 
-_OTHER_ROWS = (*TRAJECTORIES, Purpose.CONFIRM, Purpose.ABLATION)
-"""Purposes whose rounds have a seed each."""
 _SHAPES: dict[Purpose, Shape] = {
     Purpose.REFERENCE: as_trajectory,
     Purpose.AUTOCAST: under_autocast,
@@ -67,14 +57,22 @@ class PlannedAttempt:
     """Attempt that a run makes.
 
     Attributes:
-        round: round of a comparison, seed of a check, or trial beside which the baseline runs, as it is
-            recorded.
+        round: of a comparison.
+        seed: number of the seed of a run of the numerics gate.
+        beside: trial beside which the baseline runs.
     """
 
     trial: int
     knobs: dict[str, Any]
     purpose: Purpose
     round: int = 0
+    seed: int = 0
+    beside: int = 0
+
+    @property
+    def number(self) -> int:
+        """Round, seed or trial, as it is recorded: `StoredAttempt.round`."""
+        return self.round or self.seed or self.beside
 
 
 @dataclass(frozen=True)
@@ -219,7 +217,9 @@ class RunPlanner:
             low: lower bound of the best rate so far.
         """
         attempt = PlannedAttempt(trial, knobs, Purpose.SEARCH)
-        beside = PlannedAttempt(BASELINE, self._context.setup.baseline, Purpose.PAIRED, round=trial)
+        beside = PlannedAttempt(
+            BASELINE, self._context.setup.baseline, Purpose.PAIRED, beside=trial
+        )
         slot = self._choose(attempt)
         taken_over = self._pool.can_take_over(slot, knobs, interleaved=True)
         each = self._shared(limit, 2, taken_over=taken_over)
@@ -278,8 +278,7 @@ class RunPlanner:
 
         Rounds draw other rows: of the same ones, however long, all rounds would tell the same.
         """
-        other = attempt.round if attempt.purpose in _OTHER_ROWS else 0
-        return self._context.setup.spec.seed + other
+        return self._context.setup.spec.seed + attempt.round + attempt.seed
 
     def _choose(self, attempt: PlannedAttempt, among: Collection[int] | None = None) -> int:
         free = self._pool.free if among is None else among

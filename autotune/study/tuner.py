@@ -19,7 +19,7 @@ from autotune.study.search_loop import SearchLoop
 from autotune.study.slot_pool import SlotPool
 from autotune.study.stopping import SearchEnd
 from autotune.study.time_budget import TimeBudget
-from search_spaces.constraints import refused_global_batch
+from search_spaces.batch import refused_global_batch
 from storage import SearchEndCause
 
 _PROOF_FIRST = SearchEnd(

@@ -8,8 +8,8 @@ from autotune.analysis.batches import counters_text
 from autotune.analysis.verdict import Kind
 from autotune.analysis.wording import Terms, counted
 from autotune.views.figure_text import claim, saving_facts
-from autotune.views.figures import StudyFigures
 from autotune.views.search_sections import failed_text
+from autotune.views.study_figures import StudyFigures
 from autotune.views.trust import Point, Trust
 from autotune.views.verdict_text import memory_text, remarks
 from search_spaces.knob import written

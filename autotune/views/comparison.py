@@ -10,7 +10,7 @@ from autotune.analysis.verdict import Kind
 from autotune.analysis.wording import Terms, difference
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import range_text, said_ratio
-from autotune.views.figures import StudyFigures
+from autotune.views.study_figures import StudyFigures
 from search_spaces.knob import written
 
 _MACHINE = (

@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 
 from autotune.analysis.rounds import Round
-from autotune.views.figures import StudyFigures, figures_of
+from autotune.views.figures import figures_of
+from autotune.views.study_figures import StudyFigures
 from autotune.views.trial_figures import TrialFigures
 from search_spaces.knob import written
 from storage import Attempts, Purpose, Repository, StoredAttempt

@@ -17,7 +17,7 @@ from autotune.analysis.trial_ratios import (
     trial_ratios,
 )
 from autotune.analysis.wording import Terms, counted, difference, duration, end_in_words, quantity
-from autotune.config import StudySpec, withheld
+from autotune.config import StudySpec, secrets_withheld
 from autotune.views.figure_text import (
     MIB,
     UNKNOWN,
@@ -98,7 +98,7 @@ class LiveView:
     def __init__(self, repository: Repository, study: StoredStudy) -> None:
         self._repository = repository
         self._name = study.name
-        self._spec = withheld.as_stored(study.spec)
+        self._spec = secrets_withheld.as_stored(study.spec)
         self._feed = AttemptFeed(repository.attempts, study.id)
         self._known: tuple[int, int] = (-1, -1)
         self._present = Present.of(attempts_of([], self._spec), {})

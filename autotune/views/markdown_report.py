@@ -10,8 +10,9 @@ from autotune.analysis.wording import difference
 from autotune.views import search_sections, sections
 from autotune.views.dashboard_notes import finalists_and_refused
 from autotune.views.figure_text import period_text, ratio_text, saving_facts
-from autotune.views.figures import KnobChange, StudyFigures, figures_of
+from autotune.views.figures import figures_of
 from autotune.views.sections import TRUST
+from autotune.views.study_figures import KnobChange, StudyFigures
 from autotune.views.tables import NONE, NOTHING, Column, ReportSection, ReportTable, Row
 from autotune.views.trust import Point
 from search_spaces.knob import written

@@ -1,15 +1,17 @@
-"""Present work of a study, what comes next, and about how long that takes. Pure, over records."""
+"""Present work of a study, what comes next, and about how long that takes."""
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.analysis.policy import PROOF
-from autotune.analysis.standing import Present
+from autotune.analysis.provenance import attempts_of
+from autotune.analysis.standing import Present, StoredStanding, basis_of
+from autotune.analysis.trial_ratios import trial_ratios
 from autotune.analysis.wording import counted, duration
 from autotune.config import StudySpec
 from autotune.views.purposes import PURPOSES
-from storage import TRAJECTORIES, Purpose, SlotHealth, StoredAttempt, StoredStudy
+from storage import TRAJECTORIES, Purpose, Repository, SlotHealth, StoredAttempt, StoredStudy
 
 _SECONDS_PER_HOUR = 3600.0
 _MOST_SHOWN = 4
@@ -32,6 +34,21 @@ class Outlook:
     device_hours: float
     running: tuple[str, ...]
     next: str
+
+
+def present_of(repository: Repository, study: StoredStudy, spec: StudySpec) -> Present:
+    """Return where a study stands, and what runs.
+
+    That is read as its daemon has stored it, unless attempts have ended since.
+    """
+    baseline, noise = spec.full_baseline(), repository.noise.of(study.id)
+    basis = basis_of(baseline, spec.harmless, noise)
+    if known := StoredStanding.from_dict(study.standing, basis):
+        since = repository.attempts.since(study.id, known.last, known.running)
+        if known.holds(since):
+            return Present(known.standing, since)
+    attempts = attempts_of(repository.attempts.of(study.id), spec)
+    return Present.of(attempts, trial_ratios(attempts, noise))
 
 
 def outlook(
@@ -71,8 +88,8 @@ def _run_of(one: StoredAttempt) -> Hashable:
     """Return what attempts of one run have in common: a trial with the baseline, or a round."""
     if one.purpose == Purpose.SEARCH:
         return Purpose.SEARCH, one.trial
-    if one.purpose == Purpose.PAIRED:
-        return Purpose.SEARCH, one.round
+    if one.beside is not None:
+        return Purpose.SEARCH, one.beside
     return one.purpose, one.round if one.purpose in _IN_TURN else -one.id
 
 
@@ -89,7 +106,7 @@ def _doing(run: Sequence[StoredAttempt], usual: Mapping[str, float], now: float)
 
 def _trials(run: Iterable[StoredAttempt]) -> str:
     """Return the trials of a run, as 'trial 3' or 'trials 0, 3'."""
-    found = sorted({one.round if one.purpose == Purpose.PAIRED else one.trial for one in run})
+    found = sorted({one.trial if one.beside is None else one.beside for one in run})
     return f"trial{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
 
 

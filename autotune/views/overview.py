@@ -7,13 +7,12 @@ from typing import Any
 from autotune.analysis.standing import Present, Standing
 from autotune.analysis.verdict import Kind, Verdict
 from autotune.analysis.wording import Terms, duration, quantity
-from autotune.config import StudySpec, withheld
+from autotune.config import StudySpec, secrets_withheld
 from autotune.errors import OtherVersion
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import over_yours, short_ratio
-from autotune.views.figures import as_json, gain_as_json
-from autotune.views.outlook import Outlook, outlook
-from autotune.views.progress import present
+from autotune.views.outlook import Outlook, outlook, present_of
+from autotune.views.study_figures import as_json, gain_as_json
 from autotune.views.verdict_text import shown
 from autotune.views.waiting import waiting_of
 from storage import (
@@ -73,13 +72,13 @@ def standing_of(
     waiting = waiting_of(repository, study, quota, now)
     known = _known_of(repository, study, lease)
     try:
-        spec = withheld.as_stored(study.spec)
+        spec = secrets_withheld.as_stored(study.spec)
     except OtherVersion as error:
         waits = study.state == StudyState.QUEUED
         told = {"waiting": waiting or str(error)} if waits else {"error": study.error or str(error)}
         return {**_UNKNOWN, **known, **told}
     served = study.state == StudyState.RUNNING and lease is not None
-    found = present(repository, study, spec)
+    found = present_of(repository, study, spec)
     standing = found.standing
     health = repository.studies.slots(study.id) if served else None
     seen = _outlook(study, spec, found, now, health, served=served)

@@ -1,7 +1,7 @@
 """Page of a study: one self-contained file without a script, and nothing that is loaded from elsewhere.
 
-All figures are those of autotune.views.figures. Every text goes through `escaped`: names, causes and
-output of trials are inert.
+All figures are those of autotune.views.study_figures. Every text goes through `escaped`: names, causes
+and output of trials are inert.
 """
 
 import re
@@ -33,8 +33,8 @@ from autotune.views.figure_text import (
     said_ratio,
     saving_facts,
 )
-from autotune.views.figures import Job, StudyFigures
 from autotune.views.sections import TRUST
+from autotune.views.study_figures import Job, StudyFigures
 from autotune.views.svg import escaped
 from autotune.views.tables import Column, ReportSection, ReportTable, Row
 from autotune.views.trust import Trust

@@ -8,8 +8,8 @@ from autotune.analysis.rounds import Round, Stage
 from autotune.analysis.wording import Terms, difference, quantity
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import MIB, bounds_text, range_text, ratio_text, times
-from autotune.views.figures import StudyFigures
 from autotune.views.sections import tied
+from autotune.views.study_figures import StudyFigures
 from autotune.views.svg import (
     Axis,
     Labels,

@@ -7,19 +7,18 @@ of a round.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from autotune.analysis.gate import compared
+from autotune.analysis.gate_runs import compared
 from autotune.analysis.provenance import attempts_of
 from autotune.analysis.rounds import Round, Stage, rounds_of
-from autotune.analysis.standing import Present, StoredStanding, basis_of
+from autotune.analysis.standing import Present
 from autotune.analysis.trial_ratios import TrialRatio, trial_ratios
 from autotune.analysis.wording import Terms, difference, end_in_words, quantity
-from autotune.config import StudySpec, withheld
+from autotune.config import secrets_withheld
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import MIB, Known, over_yours, ratio_text, short_ratio, times
-from autotune.views.outlook import outlook
+from autotune.views.outlook import outlook, present_of
 from autotune.views.purposes import PURPOSES
 from storage import (
-    TRAJECTORIES,
     UNTIMED,
     AttemptFeed,
     Attempts,
@@ -39,28 +38,13 @@ _A_PAIR = 2
 """Members of a round that does not choose: one finalist and the baseline."""
 
 
-def present(repository: Repository, study: StoredStudy, spec: StudySpec) -> Present:
-    """Return where a study stands, and what runs.
-
-    That is read as its daemon has stored it, unless attempts have ended since.
-    """
-    baseline, noise = spec.full_baseline(), repository.noise.of(study.id)
-    basis = basis_of(baseline, spec.harmless, noise)
-    if known := StoredStanding.from_dict(study.standing, basis):
-        since = repository.attempts.since(study.id, known.last, known.running)
-        if known.holds(since):
-            return Present(known.standing, since)
-    attempts = attempts_of(repository.attempts.of(study.id), spec)
-    return Present.of(attempts, trial_ratios(attempts, noise))
-
-
 class ProgressLines:
     """Lines of what is new in a study since the last look."""
 
     def __init__(self, repository: Repository, study: StoredStudy) -> None:
         self._repository = repository
         self._study = study
-        self._spec = withheld.as_stored(study.spec)
+        self._spec = secrets_withheld.as_stored(study.spec)
         self._baseline = self._spec.full_baseline()
         self._unit = self._spec.unit
         self._feed = AttemptFeed(repository.attempts, study.id)
@@ -85,7 +69,7 @@ class ProgressLines:
     def headline(self) -> str:
         """Return where the study stands, in one line: trials, time, what runs, the leading trial."""
         study = self._repository.studies.named(self._study.name)
-        found = present(self._repository, study, self._spec)
+        found = present_of(self._repository, study, self._spec)
         budget, now = self._spec.budget, found.standing
         trials = f"/{budget.trials}" if budget.trials else ""
         time_ = f"/{budget.wall_time:.0f}" if budget.wall_time else ""
@@ -193,8 +177,8 @@ class ProgressLines:
             number, what = attempt.round, f"trial {attempt.trial} {less}"
         elif purpose == Purpose.FIT:
             what = f"micro-batch {attempt.knobs['micro_batch']}"
-        elif purpose in TRAJECTORIES and attempt.round:
-            what += f", seed {attempt.round + 1}"
+        elif attempt.seed:
+            what += f", seed {attempt.seed + 1}"
         return f"{words.event:8} {number:>3}", f"{what}  " if what else ""
 
     @staticmethod

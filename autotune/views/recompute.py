@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
-from autotune.analysis import gate
 from autotune.analysis.conclusion import VerdictInputs, build_verdict
+from autotune.analysis.gate_runs import compared
 from autotune.analysis.provenance import Records, attempts_of
 from autotune.analysis.verdict import Verdict
-from autotune.config import withheld
+from autotune.config import secrets_withheld
 from autotune.measurement import cycles
 from autotune.measurement.estimate import Estimate
 from autotune.measurement.measure import Measure
@@ -35,7 +35,7 @@ def current_verdict(repository: Repository, study: StoredStudy) -> Verdict:
         verdict = Verdict.from_dict(study.verdict)
         if study.state == StudyState.DONE or verdict.trial is not None:
             return verdict
-    spec = withheld.as_stored(study.spec)
+    spec = secrets_withheld.as_stored(study.spec)
     attempts = attempts_of(repository.attempts.of(study.id), spec)
     facts = VerdictInputs.of(study, spec)._replace(ended=False)
     return build_verdict(Records.of(repository, attempts, study.id), spec, facts)
@@ -52,7 +52,7 @@ def estimate_of(blocks: list[StoredBlock], measure: Measure) -> Estimate | None:
 def recomputed_attempts(repository: Repository, name: str) -> Attempts:
     """Return all attempts, each with the throughput that its blocks give."""
     study = repository.studies.named(name)
-    spec = withheld.as_stored(study.spec)
+    spec = secrets_withheld.as_stored(study.spec)
     measure = Measure.of(spec)
     recomputed = []
     interleaved: dict[tuple[Purpose, int], dict[int, list[StoredBlock]]] = {}
@@ -117,7 +117,7 @@ def _at_rate(attempt: StoredAttempt, rate: float | None) -> StoredAttempt:
 def recomputed_verdict(repository: Repository, name: str) -> Verdict:
     """Return the verdict that the recorded blocks give, or the provisional answer before the end."""
     study = repository.studies.named(name)
-    spec = withheld.as_stored(study.spec)
+    spec = secrets_withheld.as_stored(study.spec)
     attempts = judged_again(recomputed_attempts(repository, name), repository)
     return build_verdict(
         Records.of(repository, attempts, study.id), spec, VerdictInputs.of(study, spec)
@@ -135,7 +135,7 @@ def _judged_again(
     judged = (AttemptState.COMPLETE, AttemptState.REFUSED)
     if attempt.purpose != Purpose.NUMERICS or attempt.result.state not in judged:
         return attempt
-    problem = gate.compared(attempt, attempts, repository.attempts.blocks).problem
+    problem = compared(attempt, attempts, repository.attempts.blocks).problem
     state = AttemptState.REFUSED if problem else AttemptState.COMPLETE
     result = dataclasses.replace(attempt.result, state=state, cause=problem)
     return dataclasses.replace(attempt, result=result)

@@ -14,8 +14,8 @@ from autotune.views.figure_text import (
     short_ratio,
     times,
 )
-from autotune.views.figures import Failed, StudyFigures
 from autotune.views.running import Racing
+from autotune.views.study_figures import Failed, StudyFigures
 from autotune.views.tables import (
     MOST_OF_CAUSE,
     NONE,

@@ -15,9 +15,9 @@ from autotune.views.figure_text import (
     ratio_text,
     times,
 )
-from autotune.views.figures import Job, StudyFigures
 from autotune.views.purposes import PURPOSES
 from autotune.views.running import Conditions, Running
+from autotune.views.study_figures import Job, StudyFigures
 from autotune.views.tables import (
     MOST_OF_CAUSE,
     NONE,

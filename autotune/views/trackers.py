@@ -1,6 +1,6 @@
 """A study as runs of an experiment tracker: MLflow, and Weights & Biases without a connection.
 
-The figures are those of autotune.views.figures, under names that are the same in both.
+The figures are those of autotune.views.study_figures, under names that are the same in both.
 """
 
 import importlib
@@ -13,8 +13,8 @@ from autotune.analysis.saving import EnergySaving
 from autotune.analysis.wording import Terms
 from autotune.errors import BadInput
 from autotune.measurement.estimate import Ratio
-from autotune.views.figures import StudyFigures
 from autotune.views.page import page
+from autotune.views.study_figures import StudyFigures
 from autotune.views.trial_figures import TrialFigures
 from search_spaces.knob import written
 

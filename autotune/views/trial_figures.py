@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.analysis.finalists import expected_gains
-from autotune.analysis.trial_ratios import TrialRatio, changed_knobs, trial_ratios
+from autotune.analysis.trial_ratios import TrialRatio, trial_ratios
 from autotune.analysis.verdict import Verdict
 from autotune.measurement.estimate import Ratio
+from search_spaces.knob import changed_knobs
 from storage import Attempts, Purpose, StoredAttempt, StoredNoise
 
 

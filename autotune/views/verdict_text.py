@@ -32,6 +32,7 @@ from autotune.views.figure_text import (
     times,
 )
 from search_spaces import CATALOGUE
+from search_spaces.batch import BATCH_KNOBS
 from storage import AttemptState
 
 _AS_FAST = 0.0005
@@ -386,12 +387,11 @@ def _consequences(verdict: Verdict) -> str:
 
 
 def _training(verdict: Verdict) -> str:
-    size = ("micro_batch", "accumulation_steps")
     knobs, baseline = verdict.knobs or {}, verdict.baseline_knobs
     changed = {
         name: knobs[name]
         for name, knob in CATALOGUE.items()
-        if knob.schedule and name not in size and knobs[name] != baseline[name]
+        if knob.schedule and name not in BATCH_KNOBS and knobs[name] != baseline[name]
     }
     if not changed:
         return ""

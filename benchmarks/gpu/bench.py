@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.config.kinds import spread
+from autotune.config.workload_kinds import spread
 from autotune.measurement.stop_rule import Limits
 from autotune.runs import request_shapes, study_setup
 from autotune.runs.monitors import FitMonitor, RunMonitor, TimedMonitor

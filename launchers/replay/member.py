@@ -12,6 +12,7 @@ from autotune.worker.protocol import BlockReport, Observed, Outcome, TrialReport
 from autotune.worker.rank.trace import PARTS
 from launchers.replay.answers import Answer, MachineSpeed
 from launchers.session import untimed_steps
+from search_spaces.batch import global_batch_size
 
 _HOT_AFTER = 60.0
 """Time constant of heating, in seconds: after it a device is hot by two thirds."""
@@ -22,7 +23,7 @@ _FALLING = 0.98
 def reported(request: TrialRequest, answer: Answer, draw: random.Random) -> Iterator[BlockReport]:
     """Yield the blocks as rank 0 reports them, until all requested ones are done."""
     knobs, workers = request.knobs, request.world_size * request.replicas
-    samples_per_step = knobs["micro_batch"] * knobs["accumulation_steps"] * workers
+    samples_per_step = global_batch_size(knobs, workers)
     step = samples_per_step / answer.rate
     loss, at = answer.loss, 0.0
     relative = itertools.cycle(answer.pattern)

@@ -27,7 +27,8 @@ from autotune.cli import app
 from autotune.config import load
 from autotune.errors import StudyNotFound
 from autotune.views.answer import final_block
-from autotune.views.figures import figures_of, gain_as_json
+from autotune.views.figures import figures_of
+from autotune.views.study_figures import gain_as_json
 from autotune.views.verdict_text import shown
 from search_spaces import preset_names, preset_summary
 from storage import StoredAttempt

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autotune.config.kinds import spread
+from autotune.config.workload_kinds import spread
 from autotune.measurement.bottleneck import STRAGGLER, breakdown
 from autotune.measurement.stop_rule import Limits, straggler_ratio
 from autotune.runs.monitors import ProfileMonitor, TimedMonitor

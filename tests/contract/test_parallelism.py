@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from autotune.config import StudySpec
-from autotune.config.kinds import spread
+from autotune.config.workload_kinds import spread
 from autotune.measurement import numerics
 from autotune.measurement.numerics import trajectory
 from autotune.measurement.policy import GATE

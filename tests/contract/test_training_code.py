@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.config.kinds import spread
+from autotune.config.workload_kinds import spread
 from autotune.measurement.policy import GATE
 from autotune.measurement.stop_rule import Limits
 from autotune.runs.monitors import TimedMonitor, TrajectoryMonitor

@@ -13,7 +13,7 @@ from optuna.storages._cached_storage import _CachedStorage
 
 from autotune.errors import StaleLease
 from storage import TrialLedger
-from storage.attempts import AttemptRecords
+from storage.attempt_records import AttemptRecords
 from storage.claims import Claims
 from storage.leases import Leases
 from storage.repository import Environments, Messages, NoiseRecords, Recommendations

@@ -4,9 +4,9 @@ import html
 import re
 
 from autotune.views.answer import final_block
-from autotune.views.figures import StudyFigures
 from autotune.views.markdown_report import report_of
 from autotune.views.page import page
+from autotune.views.study_figures import StudyFigures
 from tests.control.replayed import Replayed
 from tests.support.steering import ask
 

@@ -14,8 +14,8 @@ from autotune.service.queues import this_queue
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import Database, Repository
-from storage.attempts import AttemptRecords
-from storage.leases import key_of
+from storage.attempt_records import AttemptRecords
+from storage.lease_keys import key_of
 from tests.control.deaths import Died, mortal
 from tests.control.replayed import PLAIN, Replayed
 from tests.control.test_deaths import METHODS

@@ -12,7 +12,7 @@ from autotune.service.follow import detached
 from autotune.service.queues import this_queue
 from autotune.views.overview import describe, status_of, table
 from storage import LeaseHolder, StudyState
-from storage.holders import this_host
+from storage.host import this_host
 from tests.control.replayed import Replayed
 from tests.support.steering import Command
 from tests.support.waiting import wait_for

@@ -13,9 +13,10 @@ from optuna_dashboard import get_note
 from autotune.analysis.saving import EnergySaving
 from autotune.analysis.wording import quantity
 from autotune.views.figure_text import bounds_text, kilowatt_hours, times
-from autotune.views.figures import as_json, figures_of
+from autotune.views.figures import figures_of
 from autotune.views.markdown_report import report_of
 from autotune.views.page import page
+from autotune.views.study_figures import as_json
 from autotune.views.trackers import metrics
 from autotune.views.trust import Trust
 from autotune.worker.protocol import Knobs

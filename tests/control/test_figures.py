@@ -33,7 +33,7 @@ from autotune.views.answer import final_block
 from autotune.views.comparison import Holds, comparison, comparison_text
 from autotune.views.dashboard_notes import study_note
 from autotune.views.figure_text import CI, bounds_text, hours, ratio_text, saving_facts, times
-from autotune.views.figures import Runs, StudyFigures, as_json, figures_of
+from autotune.views.figures import figures_of
 from autotune.views.frame import COLUMNS
 from autotune.views.live import LiveView, lines
 from autotune.views.markdown_report import report_of
@@ -43,6 +43,7 @@ from autotune.views.progress import ProgressLines
 from autotune.views.purposes import PHASES, PURPOSES
 from autotune.views.search_sections import expected_ratio, reason_text
 from autotune.views.sections import STAGES, stage_title, step_note
+from autotune.views.study_figures import Runs, StudyFigures, as_json
 from autotune.views.trackers import metrics
 from autotune.views.trust import Evidence, Point, Trust, points
 from autotune.views.verdict_text import text_of

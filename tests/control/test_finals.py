@@ -120,9 +120,9 @@ def test_each_seed_of_a_convolutional_model_is_compared_with_its_own_plain_autoc
     third = where(second, another_seed, first_steps=gradient(0.4))
     open_at_first = where(third, lambda one: purpose(one, "numerics"), loss=1.031)
     played.on(open_at_first).run(search_space=PRECISION)
-    checked = {a.round for a in played.recorded("numerics")}
+    checked = {a.seed for a in played.recorded("numerics")}
     assert len(checked) > 1
-    assert {a.round for a in played.recorded("autocast")} == checked
+    assert {a.seed for a in played.recorded("autocast")} == checked
     assert not any("gradient" in a.result.cause for a in played.recorded("numerics"))
 
 

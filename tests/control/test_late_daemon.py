@@ -12,7 +12,7 @@ from autotune.service.queues import this_queue
 from launchers import DeviceHolder
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import LeaseHolder, StudyState
-from storage.holders import this_host
+from storage.host import this_host
 from tests.control.replayed import PLAIN, Machine, Replayed
 
 SHORT = {

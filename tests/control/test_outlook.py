@@ -6,8 +6,7 @@ import pytest
 
 from autotune.analysis.standing import Present
 from autotune.config import StudySpec
-from autotune.views.outlook import Outlook, outlook
-from autotune.views.progress import present
+from autotune.views.outlook import Outlook, outlook, present_of
 from storage import AttemptState, Purpose, SlotHealth, StoredAttempt
 from tests.control.replayed import PLAIN, Replayed
 
@@ -24,7 +23,7 @@ def looked(
     study = played.study()
     spec = StudySpec.model_validate(study.spec)
     done = dataclasses.replace(
-        present(played.repository, study, spec).standing,
+        present_of(played.repository, study, spec).standing,
         seconds=0.0,
         launched=4,
         usual=usual or {},

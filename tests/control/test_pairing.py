@@ -62,7 +62,7 @@ def test_trials_compare_though_the_machine_wanders(played: Replayed) -> None:
     restless(played).run(**ASKED)
     played.assert_complete(trials=TRIALS)
     trials, baselines = played.attempts("search")[BY_THEMSELVES:], played.attempts("paired")
-    assert [one.round for one in baselines] == [one.trial for one in trials]
+    assert [one.beside for one in baselines] == [one.trial for one in trials]
     assert {(one.trial, one.result.state) for one in baselines} == {(0, "COMPLETE")}
     assert len(errors(played)) >= 4
     assert 3 * spread(errors(played)) < spread(errors(alone))
@@ -76,7 +76,7 @@ def test_where_one_run_shows_it_no_trial_runs_by_itself(played: Replayed) -> Non
     uneven = noisy(PLAIN, run=0.005, block=0.5)
     played.on(uneven, seed=2).run(**ASKED)
     played.assert_complete(trials=TRIALS)
-    paired = [one.round for one in played.attempts("paired")]
+    paired = [one.beside for one in played.attempts("paired")]
     assert paired == [*range(1, TRIALS)]
     assert played.attempts("calibrate") == []
 
@@ -118,7 +118,7 @@ def test_the_baseline_waits_for_the_next_trial_in_the_same_processes(played: Rep
     first, *others = played.attempts("paired")
     assert first.result.resident_of is None
     assert {one.result.resident_of for one in others} == {first.id}
-    paired = {one.round for one in played.attempts("paired")}
+    paired = {one.beside for one in played.attempts("paired")}
     began, *later = [a for a in played.attempts("search") if a.trial in paired]
     assert {one.result.resident_of for one in later} == {began.id}
 

@@ -37,8 +37,8 @@ from autotune.worker.protocol import Outcome
 from launchers.replay import ENVIRONMENT, Answer, Launch, ReplayLauncher
 from storage import EVERY_OWNER, Database, LeaseHolder, Quota, Repository
 from storage.database import _NOW
-from storage.holders import user_name
 from storage.models import StudyRow
+from storage.owner import user_name
 from tests.control.replayed import PLAIN, Machine, Replayed
 from tests.support.behaviours import where
 from tests.support.steering import write_study

@@ -12,7 +12,8 @@ from sqlalchemy import text
 from autotune.service.queues import this_queue
 from autotune.views.logs import history_table
 from storage import Database, LeaseHolder, StoredEvent
-from storage.holders import this_host, user_name
+from storage.host import this_host
+from storage.owner import user_name
 from tests.control.replayed import Replayed
 from tests.support.steering import ask, write_study
 

@@ -16,7 +16,7 @@ from autotune.service.queue_metrics import SILENT_SECONDS, QueueMetrics
 from autotune.service.queues import this_queue
 from storage import Database, LeaseHolder, Repository
 from storage.database import _NOW
-from storage.holders import waiting_key
+from storage.lease_keys import waiting_key
 from storage.models import StudyRow
 from tests.control.replayed import Replayed
 from tests.support.steering import Command

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.analysis.rounds import Round, rounds_of
 from autotune.analysis.verdict import Verdict
-from autotune.config import withheld
+from autotune.config import secrets_withheld
 from autotune.views import markdown_report
 from autotune.views.recompute import recomputed_attempts
 from autotune.worker.protocol import Knobs, Outcome
@@ -32,7 +32,7 @@ def turns_of(played: Replayed, attempt: StoredAttempt) -> list[int]:
 
 
 def rounds(played: Replayed) -> list[Round]:
-    spec = withheld.as_stored(played.study().spec)
+    spec = secrets_withheld.as_stored(played.study().spec)
     attempts = Attempts(played.attempts(), spec.full_baseline())
     return rounds_of(attempts, spec, played.repository.attempts.blocks, ended=True)
 

@@ -16,8 +16,9 @@ from autotune.study.tuner import Signals
 from launchers import DeviceHolder
 from launchers.replay import Answer, Launch, ReplayLauncher
 from storage import Database, Lease, LeaseHolder, Repository
-from storage.holders import this_host, user_name
+from storage.host import this_host
 from storage.leases import Leases
+from storage.owner import user_name
 from tests.control.replayed import PLAIN, Machine, Replayed
 from tests.support.waiting import wait_for
 

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.analysis.standing import Present
 from autotune.config import StudySpec
-from autotune.views.progress import present
+from autotune.views.outlook import present_of
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy
 from storage import Purpose, StoredStudy
@@ -22,12 +22,12 @@ STUDY: dict[str, Any] = {
 def computed(played: Replayed, study: StoredStudy) -> Present:
     """Return where it stands by all of its attempts."""
     spec = StudySpec.model_validate(study.spec)
-    return present(played.repository, replace(study, standing=None), spec)
+    return present_of(played.repository, replace(study, standing=None), spec)
 
 
 def known(played: Replayed, study: StoredStudy) -> Present:
     """Return where it stands as a command finds it."""
-    return present(played.repository, study, StudySpec.model_validate(study.spec))
+    return present_of(played.repository, study, StudySpec.model_validate(study.spec))
 
 
 @pytest.mark.long

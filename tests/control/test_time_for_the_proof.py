@@ -330,7 +330,7 @@ def test_search_leaves_time_for_another_seed_where_a_gain_is_beyond_doubt(
 
     played.on(noisy(behaviour, run=0.02, block=0.03), seed=1)
     verdict = run(played, wall_time, search_space=OF_PRECISION)
-    assert [a.round for a in played.recorded("numerics")] == [0, 1]
+    assert [a.seed for a in played.recorded("numerics")] == [0, 1]
     assert (verdict["kind"], verdict["knobs"]["precision"]) == ("better", "bf16")
 
 
@@ -347,7 +347,7 @@ def test_second_finalist_is_not_checked_in_the_time_of_the_rounds_of_the_first(
 
     played.on(noisy(behaviour, run=0.02, block=0.03), seed=2)
     assert run(played, wall_time, search_space=OF_PRECISION)["kind"] == "better"
-    assert [a.round for a in played.recorded("numerics")] == [0, 1]
+    assert [a.seed for a in played.recorded("numerics")] == [0, 1]
 
 
 def test_search_goes_on_where_checks_with_another_seed_would_take_much_of_the_time(

@@ -8,7 +8,7 @@ import pytest
 from autotune.errors import StorageUnreachable
 from autotune.service import daemon as service
 from autotune.study import executor
-from storage.attempts import AttemptRecords
+from storage.attempt_records import AttemptRecords
 from tests.control.replayed import Replayed
 
 SHORT: dict[str, Any] = {

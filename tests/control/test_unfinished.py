@@ -7,10 +7,11 @@ import pytest
 from sqlalchemy import update
 
 from autotune.views.dashboard import _WithPage
-from autotune.views.figures import StudyFigures, figures_of
+from autotune.views.figures import figures_of
 from autotune.views.markdown_report import report_of
 from autotune.views.page import page
 from autotune.views.page_charts import interval_strip, proof_charts
+from autotune.views.study_figures import StudyFigures
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import noisy
 from storage import StudyState

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autotune.config import StudySpec, load, withheld
+from autotune.config import StudySpec, load, secrets_withheld
 from autotune.errors import BadInput
 from autotune.service.submission import submit
 from launchers.replay import ReplayLauncher
@@ -38,7 +38,7 @@ def submit_file(played: Replayed, **changes: Any) -> Path:
 
 def test_they_come_from_the_study_file(played: Replayed) -> None:
     submit_file(played, env=ENV)
-    assert played.study().spec["env"] == {"HF_TOKEN": withheld.WITHHELD, "COLOUR": "red"}
+    assert played.study().spec["env"] == {"HF_TOKEN": secrets_withheld.WITHHELD, "COLOUR": "red"}
     played.machine = Seeing()
     played.serve()
     played.assert_complete()
@@ -73,9 +73,9 @@ def test_a_file_of_another_study_does_not_count(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text("name: other\nenv: {A_KEY: mine}\n")
     stored = {"name": "a", "workload": {"name": "gpt"}, "budget": {"trials": 1}}
-    stored |= {"env": {"A_KEY": withheld.WITHHELD}}
+    stored |= {"env": {"A_KEY": secrets_withheld.WITHHELD}}
     with pytest.raises(BadInput, match="A_KEY"):
-        withheld.restored(stored, path, {})
+        secrets_withheld.restored(stored, path, {})
 
 
 def test_a_study_goes_on_with_another_secret_and_another_variable(played: Replayed) -> None:
@@ -96,7 +96,7 @@ def test_one_whose_secret_an_older_version_has_stored_goes_on(
     stored = played.study().spec
     played.repository.studies.enqueue(played.name, {**stored, "env": ENV})
     assert submit(played.repository, load(path), played.folder, path).spec["env"] == {
-        "HF_TOKEN": withheld.WITHHELD,
+        "HF_TOKEN": secrets_withheld.WITHHELD,
         "COLOUR": "red",
     }
 
@@ -113,7 +113,10 @@ def test_a_knob_is_no_secret() -> None:
             "env": {"HEADS_KEY": "1", "OTHER_KEY": "2"},
         }
     )
-    assert withheld.kept(spec)["env"] == {"HEADS_KEY": "1", "OTHER_KEY": withheld.WITHHELD}
+    assert secrets_withheld.kept(spec)["env"] == {
+        "HEADS_KEY": "1",
+        "OTHER_KEY": secrets_withheld.WITHHELD,
+    }
 
 
 @pytest.mark.parametrize(
@@ -145,4 +148,4 @@ def test_a_knob_is_no_secret() -> None:
     ],
 )
 def test_what_looks_secret(name: str, value: str, secret: bool) -> None:
-    assert withheld.looks_secret(name, value) is secret
+    assert secrets_withheld.looks_secret(name, value) is secret

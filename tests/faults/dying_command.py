@@ -15,7 +15,7 @@ from optuna.storages._cached_storage import _CachedStorage
 
 from autotune.__main__ import main
 from storage import TrialLedger
-from storage.attempts import AttemptRecords
+from storage.attempt_records import AttemptRecords
 from storage.claims import Claims
 from storage.repository import Environments, Messages, NoiseRecords, Recommendations
 

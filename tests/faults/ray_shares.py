@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.config import load, withheld
+from autotune.config import load, secrets_withheld
 from autotune.service.queues import queue_for
 from tests.faults.cluster_study import PATIENCE_SECONDS
 from tests.faults.ray_nodes import ADDRESS, RayNodes
@@ -104,7 +104,7 @@ class SharedCluster:
             study.repository.studies.submit(
                 name,
                 queue_for(spec),
-                withheld.kept(spec),
+                secrets_withheld.kept(spec),
                 str(study.folder),
                 str(study.folder / "study.yaml"),
                 owner=owner,

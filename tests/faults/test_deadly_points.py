@@ -9,8 +9,8 @@ from autotune.config import load
 from autotune.service.daemon import LEASE_SECONDS
 from autotune.service.submission import submit as enqueue
 from storage import LeaseHolder
-from storage.holders import this_host
-from storage.leases import key_of
+from storage.host import this_host
+from storage.lease_keys import key_of
 from tests.faults.replaying import ReplayedFolder
 from tests.support.fault_table import Tally
 from tests.support.steering import StudyFolder

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import launchers
-from autotune.config.kinds import spread
+from autotune.config.workload_kinds import spread
 from autotune.worker.effects import process
 from autotune.worker.protocol import (
     PYTHON,

@@ -11,7 +11,7 @@ from sqlalchemy import update
 from autotune.errors import StudyNotFound
 from autotune.service.queues import this_queue
 from storage import Database, LeaseState, Repository, StoredAttempt, StoredStudy
-from storage.leases import key_of
+from storage.lease_keys import key_of
 from storage.models import LeaseRow
 
 NOT_RECORDED = ("RUNNING", "ABANDONED", "LOST")

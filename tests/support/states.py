@@ -9,8 +9,9 @@ from typing import Any
 
 from autotune.service.follow import conclusion
 from autotune.views.answer import final_block
-from autotune.views.figures import StudyFigures, figures_of
+from autotune.views.figures import figures_of
 from autotune.views.live import LiveView, lines
+from autotune.views.study_figures import StudyFigures
 from autotune.worker.protocol import Knobs, Outcome
 from benchmarks import gpu_policy
 from benchmarks.recorded_device import read_device

@@ -16,7 +16,7 @@ from autotune.errors import BadInput
 from autotune.service.batch import MANIFESTS, job_manifest, ray_job_manifest, sbatch_script
 from autotune.worker.node.environment import NODE
 from storage import urls
-from storage.holders import OWNER
+from storage.owner import OWNER
 from tests.support.steering import ask, write_study
 
 SPEC = StudySpec.model_validate({"name": "My.Study", "workload": {"name": "gpt"}})

@@ -10,12 +10,8 @@ from torch._dynamo.backends.distributed import DDPOptimizer
 
 from autotune.config import StudySpec
 from search_spaces import CATALOGUE, Facts, defaults, infeasible, preset, preset_names
-from search_spaces.constraints import (
-    global_batch_size,
-    refused_global_batch,
-    runs_slowly,
-    unmet_needs,
-)
+from search_spaces.batch import global_batch_size, refused_global_batch
+from search_spaces.constraints import runs_slowly, unmet_needs
 from search_spaces.knob import Choice, Range
 from tests.support.steering import tiny_study
 

@@ -3,8 +3,9 @@
 import dataclasses
 
 from autotune.standalone import flags
-from autotune.standalone.flags import ACCUMULATION, MICRO_BATCH, answers, candidates, keeps
+from autotune.standalone.flags import answers, candidates, keeps
 from autotune.worker.survey_result import Option, SurveyResult
+from search_spaces.batch import ACCUMULATION, MICRO_BATCH
 
 
 def seen(*options, micro_batch=8, accumulation_steps=2, **more):

@@ -6,8 +6,7 @@ from autotune.analysis.barred import Barred
 from autotune.analysis.sameness import ChangeKind
 from autotune.search.sampling import Shortage
 from autotune.search.space import Space
-from autotune.study.follow_ups import fitting, parts_of, rest
-from autotune.study.initial_trials import Suggestion, halves
+from autotune.study.suggestions import Suggestion, fitting, halves, parts_of, rest
 from search_spaces import CATALOGUE, Facts, defaults
 
 CPU = Facts("cpu", 1)

@@ -6,16 +6,11 @@ import pytest
 
 from autotune.analysis.barred import Barred
 from autotune.analysis.finalists import Candidate, Selection
-from autotune.analysis.gate import (
-    missing_runs,
-    next_check,
-    record,
-    reference_knobs,
-    touched,
-    unverified,
-)
+from autotune.analysis.gate import record, unverified
+from autotune.analysis.gate_plan import missing_runs, next_check
 from autotune.analysis.sameness import Rules
 from search_spaces import Facts, KnobValue, defaults, infeasible
+from search_spaces.numerics import reference_knobs, touched
 from storage import (
     AttemptResult,
     Attempts,

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pack_sequence
 import autotune
 from autotune.config import StudySpec, arguments, load
 from autotune.config.scripts import ScriptWorkload
-from autotune.config.withheld import as_stored
+from autotune.config.secrets_withheld import as_stored
 from autotune.errors import BadInput, SpecError
 from autotune.export.best import BestConfig
 from autotune.export.tuned_job import script_job, script_of

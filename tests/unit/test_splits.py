@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from autotune.search.outline import outline
 from autotune.search.sampling import sampler
-from autotune.search.space import Space, divisors, splits
+from autotune.search.space import Space, splits
 from search_spaces import Facts, defaults, infeasible, preset
+from search_spaces.batch import divisors
 
 
 def space_of(values, baseline, global_batch_size, ranks=2, refusal=lambda _: ""):

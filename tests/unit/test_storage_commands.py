@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from autotune.cli import storage as commands
 from autotune.errors import AutotuneError, BadInput, StorageError
 from storage import Database, LeaseHolder, Repository, database, schema
-from storage.holders import this_host
+from storage.host import this_host
 from storage.schema import VERSION_TABLE
 from tests.support.steering import ask, autotune
 from tests.unit.database.opening import execute, in_private_mounts, needs_mounts, opened, raw

@@ -25,7 +25,8 @@ from storage import (
     Repository,
     StoredStudy,
 )
-from storage.holders import OWNER, this_host, user_name
+from storage.host import this_host
+from storage.owner import OWNER, user_name
 from tests.support import stranger
 from tests.support.steering import ask, processes_in, write_study
 from tests.support.waiting import wait_for

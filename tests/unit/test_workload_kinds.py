@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from autotune.config import StudySpec, stores
+from autotune.config import StudySpec, remote_stores
 from autotune.config.commands import CommandWorkload
-from autotune.config.kinds import FactoryWorkload
 from autotune.config.mistakes import Inconsistent
 from autotune.config.scripts import ScriptWorkload
+from autotune.config.workload_kinds import FactoryWorkload
 
 STORED_BEFORE: dict[str, Any] = {
     **dict.fromkeys(("name", "script", "module", "command", "throughput", "launch", "samples")),
@@ -113,11 +113,11 @@ def test_factory_needs_no_entry_in_best_yaml() -> None:
 def test_remote_stores_of_a_job_are_named_without_passwords() -> None:
     args = ["--out=s3://bucket/run?sig=secret", "a,hdfs://me:secret@host/b", "https://host/c"]
     script = study({"script": "train.py", "args": args})
-    assert stores.remote_stores(script) == ["s3://bucket", "hdfs://host"]
+    assert remote_stores.named_by(script) == ["s3://bucket", "hdfs://host"]
     command = study({"command": ["./bench", "gs://a/b", "{micro_batch}"], "may_write": False})
-    assert stores.remote_stores(command.model_copy(update={"env": {"OUT": "az://c/d"}})) == [
+    assert remote_stores.named_by(command.model_copy(update={"env": {"OUT": "az://c/d"}})) == [
         "gs://a",
         "az://c",
     ]
-    assert "s3://bucket" in stores.warning(stores.remote_stores(script))
-    assert stores.warning(stores.remote_stores(study({"script": "train.py"}))) == ""
+    assert "s3://bucket" in remote_stores.warning(remote_stores.named_by(script))
+    assert remote_stores.warning(remote_stores.named_by(study({"script": "train.py"}))) == ""

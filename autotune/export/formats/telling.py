@@ -8,6 +8,7 @@ from typing import Any
 from autotune.config import arguments
 from autotune.export.best import BestConfig
 from search_spaces import CATALOGUE, defaults
+from search_spaces.batch import BATCH_KNOBS
 from search_spaces.constraints import asked_of
 from search_spaces.words import Fields, Knobs, Words
 
@@ -88,11 +89,7 @@ def told(best: BestConfig, words: Mapping[str, Words]) -> tuple[Fields, dict[str
 
 def _unknown_batch(best: BestConfig) -> dict[str, None]:
     """Return no global batch where a script alone knows one of its factors."""
-    return (
-        {}
-        if {"micro_batch", "accumulation_steps"} <= best.knobs.keys()
-        else {"global_batch_size": None}
-    )
+    return {} if {*BATCH_KNOBS} <= best.knobs.keys() else {"global_batch_size": None}
 
 
 def _by_itself(name: str, words: Mapping[str, Words], knobs: Knobs) -> Any:

@@ -21,7 +21,7 @@ from storage import (
     StoredNoise,
     StoredStudy,
 )
-from storage.holders import user_name
+from storage.owner import user_name
 from tests.contract.storage.making import (
     CLUSTER,
     LONG,

@@ -21,8 +21,8 @@ from storage import (
     StoredAttempt,
     StoredStudy,
 )
-from storage.holders import user_name
 from storage.models import AttemptRow, LeaseRow, UsageRow
+from storage.owner import user_name
 from tests.contract.storage.making import (
     CLUSTER,
     LONG,

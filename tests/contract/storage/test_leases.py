@@ -7,7 +7,7 @@ from sqlalchemy import text
 
 from autotune.errors import StaleLease
 from storage import LeaseHolder, Repository
-from storage.holders import waiting_key
+from storage.lease_keys import waiting_key
 from tests.contract.storage.making import (
     CLUSTER,
     LONG,

@@ -11,8 +11,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from autotune.errors import BadInput, StaleLease, StorageError
 from storage import Claim, Database, EventKind, LeaseHolder, Quota, Repository, StoredNoise
-from storage.holders import waiting_key
-from storage.leases import key_of
+from storage.lease_keys import key_of, waiting_key
 from storage.models import Base, ChoiceRow, LeaseRow, NoiseRow, RecommendationRow, UsageRow
 from storage.records import AttemptResult, AttemptState, ChoiceReason, FinalistChoice
 from storage.urls import parse

@@ -29,7 +29,7 @@ from storage import (
     StudyState,
     TrialLedger,
 )
-from storage.leases import key_of
+from storage.lease_keys import key_of
 from storage.models import LeaseRow, StudyRow
 from tests.contract.storage.making import (
     CLUSTER,

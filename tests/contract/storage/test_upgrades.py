@@ -20,7 +20,7 @@ import storage
 from autotune.analysis.outcomes import Failure
 from autotune.analysis.run_digest import run_digest
 from autotune.analysis.verdict import Verdict
-from autotune.config.withheld import as_stored
+from autotune.config.secrets_withheld import as_stored
 from autotune.errors import StorageError
 from autotune.measurement.estimate import Ratio
 from autotune.views.verdict_text import text_of
@@ -48,8 +48,7 @@ from storage import (
     schema,
 )
 from storage.database import copy_of_file
-from storage.holders import waiting_key
-from storage.leases import key_of
+from storage.lease_keys import key_of, waiting_key
 from storage.models import UsageRow
 from storage.schema import revisions
 from storage.urls import parse

@@ -1,30 +1,18 @@
-"""Clocks by which a lease expires, and identity and liveness of the process that holds it.
+"""This machine: the clocks by which a lease expires, its identity, and which processes live there.
 
 All users of a SQLite file are on one machine. Its wall clock may be set back or forwards while a
 lease is held, which would then last for hours or end at once. The time since boot only increases.
 """
 
-import hashlib
 import os
-import pwd
-import re
 import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.errors import BadInput
 from autotune.worker import proc
 from storage.models import LeaseRow
 
-OWNER = "AUTOTUNE_OWNER"
-"""Variable with the owner of studies, for containers that all have one account."""
-_NAME = re.compile(r"[\w.@-]{1,200}")
-_WAITS = " #"
-"""Mark between queue and study in the key of a process that waits for the study."""
-_LONGEST_KEY = 255
-"""Length of the key's column, see `LeaseRow`."""
-_DIGITS = 16
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -68,45 +56,7 @@ def this_host() -> str:
     It differs between containers that share a host name, and between machines of the same name.
     """
     space = Path("/proc/self/ns/pid").readlink()
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return " ".join((socket.gethostname(), str(space), boot.read_text().strip()))
-
-
-def user_name() -> str:
-    """Return the owner of this process's studies: the one that is given, else the account.
-
-    Raises:
-        BadInput: the given name is not allowed.
-    """
-    if given := os.environ.get(OWNER):
-        if not _NAME.fullmatch(given):
-            raise BadInput(
-                f"{OWNER} must be at most 200 letters, digits and characters of _.@-, got {given!r}"
-            )
-        return given
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name.replace(" ", "_")
-    except KeyError:  # an account without a name, as in containers
-        return str(os.geteuid())
-
-
-def waiting_key(queue: str, study_id: int) -> str:
-    """Return the key of the lease of a process that waits for a single study of a queue.
-
-    Such a process runs the study as long as that is in this queue. Where the key would be too long, a
-    digest takes the place of the cluster or machine: by its second word roles tell the owner.
-    """
-    key = f"{queue}{_WAITS}{study_id}"
-    if len(key) <= _LONGEST_KEY:
-        return key
-    place, _, rest = queue.partition(" ")
-    digest = hashlib.sha256(place.encode()).hexdigest()[:_DIGITS]
-    return f"{digest} {rest}{_WAITS}{study_id}"
-
-
-def is_waiting(key: str) -> bool:
-    """Return whether a lease is one of a process that waits for a single study."""
-    return _WAITS in key
+    return " ".join((socket.gethostname(), str(space), _BOOT_ID.read_text().strip()))
 
 
 def started(host: str, pid: int) -> int | None:

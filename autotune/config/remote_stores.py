@@ -11,7 +11,7 @@ _STORE = re.compile(
 """Place in such a store: its scheme and its bucket or host. What surrounds them may be secret."""
 
 
-def remote_stores(spec: StudySpec) -> list[str]:
+def named_by(spec: StudySpec) -> list[str]:
     """Return the buckets of remote stores that a job's words and variables name.
 
     A factory's are left out: nothing of what it writes is discarded.

@@ -6,22 +6,29 @@ import pytest
 
 from autotune.analysis.findings import Finding, findings
 from autotune.search.space import Space
-from autotune.study.initial_trials import Place, Room, experts, halves, remembered, with_compilation
+from autotune.study.suggestions import (
+    MemoryHeadroom,
+    TransferKey,
+    experts,
+    halves,
+    remembered,
+    with_compilation,
+)
 from autotune.worker.rank.trace import PARTS
 from search_spaces import Facts, defaults
 from storage import Recommended
 
 CPU = Facts("cpu", 2)
 GPT = {"name": "gpt", "args": {"layers": 2}}
-HERE = Place(GPT, 2, ("EPYC",))
+HERE = TransferKey(GPT, 2, ("EPYC",))
 
 
 def space(**values):
     return Space(values, defaults(), CPU)
 
 
-def suggested(space, baseline, found, room=None, cores=math.inf):
-    return experts(space, baseline, found, (), room, cores)
+def suggested(space, baseline, found, headroom=None, cores=math.inf):
+    return experts(space, baseline, found, (), headroom, cores)
 
 
 def profile(**shares):
@@ -79,14 +86,14 @@ def test_a_finding_whose_knobs_do_not_vary_suggests_nothing():
     assert [s.params for s in suggestions] == [{"precision": "bf16"}]
 
 
-def recommended(place: Place = HERE, **knobs):
-    environment = {"cpu": place.devices[0], "devices": []}
+def recommended(key: TransferKey = HERE, **knobs):
+    environment = {"cpu": key.devices[0], "devices": []}
     body = {
         "knobs": {**defaults(), **knobs},
-        "world_size": place.world_size,
+        "world_size": key.world_size,
         "provenance": {"environment": environment},
     }
-    return Recommended("before", {"workload": place.workload}, body)
+    return Recommended("before", {"workload": key.workload}, body)
 
 
 def test_what_won_before_in_the_same_place_is_tried():
@@ -118,9 +125,9 @@ def test_what_won_before_is_tried_without_what_has_to_be_compiled():
 @pytest.mark.parametrize(
     "elsewhere",
     [
-        Place({"name": "mlp", "args": {}}, 2, ("EPYC",)),
-        Place(GPT, 4, ("EPYC",)),
-        Place(GPT, 2, ("Xeon",)),
+        TransferKey({"name": "mlp", "args": {}}, 2, ("EPYC",)),
+        TransferKey(GPT, 4, ("EPYC",)),
+        TransferKey(GPT, 2, ("Xeon",)),
     ],
 )
 def test_what_won_elsewhere_is_not(elsewhere):
@@ -148,7 +155,7 @@ def device_space():
 
 
 def test_first_bundle_on_a_device_compiles_nothing():
-    (bundle,) = suggested(device_space(), BASELINE, [], room=Room(140e9, 9e9))
+    (bundle,) = suggested(device_space(), BASELINE, [], headroom=MemoryHeadroom(140e9, 9e9))
     assert bundle.params == {
         "micro_batch": 32,
         "compile": "none",
@@ -158,14 +165,16 @@ def test_first_bundle_on_a_device_compiles_nothing():
 
 
 def test_micro_batch_grows_further_only_where_memory_is_known_to_hold_it():
-    assert Room(140e9, 9e9).growth == 12
-    assert Room(140e9, 100e9).growth == Room(140e9, 0).growth == 4
+    assert MemoryHeadroom(140e9, 9e9).growth == 12
+    assert MemoryHeadroom(140e9, 100e9).growth == MemoryHeadroom(140e9, 0).growth == 4
 
 
 @pytest.mark.parametrize(("peak", "size"), [(3, 128), (6, 64), (8, 64), (40, 32)])
 def test_micro_batch_grows_to_the_largest_that_memory_is_known_to_hold(peak, size):
     sizes = Space({"micro_batch": [8, 16, 32, 64, 128, 256]}, defaults(), ON_DEVICE)
-    (bundle,) = suggested(sizes, {**defaults(), "micro_batch": 8}, [], room=Room(100, peak))
+    (bundle,) = suggested(
+        sizes, {**defaults(), "micro_batch": 8}, [], headroom=MemoryHeadroom(100, peak)
+    )
     assert bundle.params == {"micro_batch": size}
 
 

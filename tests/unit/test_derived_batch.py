@@ -8,10 +8,10 @@ import pytest
 
 from autotune.analysis.provenance import attempts_of
 from autotune.config import StudySpec, arguments, load
-from autotune.config.keeping import split_otherwise
 from autotune.errors import SpecError
 from autotune.search.space import Space
 from search_spaces import Facts
+from search_spaces.batch import split_otherwise
 from tests.support.steering import write_study
 from tests.support.trials import trial
 

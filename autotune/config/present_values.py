@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.config import arguments, fields, kinds, mistakes, option_words, own_knobs
+from autotune.config import arguments, fields, mistakes, option_words, own_knobs, workload_kinds
 from autotune.config.workload_spec import StudyKnobs, WorkloadSpec
 from search_spaces import CATALOGUE
 from search_spaces.knob import written
@@ -83,7 +83,7 @@ def _source(setting: str) -> str:
 def _of_files(data: Mapping[str, Any]) -> Iterator[tuple[mistakes.FieldPath, str, str]]:
     """Yield knobs that are a field of a file: place in the study, name, field."""
     workload = _mapping(data.get("workload"))
-    problem = kinds.kind_of(workload).flag_problem
+    problem = workload_kinds.kind_of(workload).flag_problem
     for name, flag in _mapping(workload.get("flags")).items():
         if _is_field(flag) and not problem(flag):
             yield ("workload", "flags", name), name, flag

@@ -4,17 +4,11 @@ A script or command that keeps its global batch by itself is given either the mi
 accumulation, and derives the other. Several settings that make up a knob change by the same factor.
 """
 
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.config import mistakes
-from search_spaces.constraints import global_batch_size
-
-COUNTED = ("micro_batch", "accumulation_steps")
-"""Knobs that make up the samples of a step."""
-Parts = Mapping[str, Mapping[str, int]]
-"""Knob -> its settings, each with its present value."""
+from search_spaces.batch import BATCH_KNOBS, Parts, granule, other_batch_knob
 
 
 def of_derived(
@@ -33,7 +27,7 @@ def of_derived(
         fixed_batch: whether only configurations with the baseline's global batch compete.
     """
     field = ("workload", "keeps_global_batch")
-    mapped = [name for name in COUNTED if name in taken]
+    mapped = [name for name in BATCH_KNOBS if name in taken]
     if not fixed_batch:
         return {
             field: "does not go with `global_batch_size: free`: such a script holds it; take one out"
@@ -44,7 +38,7 @@ def of_derived(
             field: "is for a script that is told one of micro_batch and accumulation_steps and derives "
             f"the other; {count} of them is mapped"
         }
-    derived = next(name for name in COUNTED if name not in mapped)
+    derived = other_batch_knob(mapped[0])
     problems = _of_values(space, derived, mapped[0])
     if derived not in baseline:
         problems[field] = f"then say under baseline what {derived} is today"
@@ -66,20 +60,6 @@ def _of_values(space: Mapping[str, Sequence[Any]], derived: str, mapped: str) ->
     return problems
 
 
-def split_otherwise(baseline: Mapping[str, Any], name: str, value: Any) -> dict[str, Any] | None:
-    """Return the baseline with another micro-batch or accumulation, and as many samples per step.
-
-    The result is None where no configuration has so many.
-
-    Args:
-        baseline: a value for every knob.
-        name: micro_batch or accumulation_steps.
-    """
-    other = next(knob for knob in COUNTED if knob != name)
-    steps, rest = divmod(global_batch_size(baseline, 1), int(value))
-    return None if rest or not steps else {**baseline, name: value, other: steps}
-
-
 def proportion_problems(
     several: Parts, elsewhere: Collection[str], of_flag: Callable[[str], str | None]
 ) -> mistakes.Problems:
@@ -93,8 +73,8 @@ def proportion_problems(
     problems: mistakes.Problems = {}
     for knob, parts in several.items():
         path = ("workload", "in_proportion", knob)
-        if knob not in COUNTED:
-            problems[path] = f"must be {' or '.join(COUNTED)}"
+        if knob not in BATCH_KNOBS:
+            problems[path] = f"must be {' or '.join(BATCH_KNOBS)}"
         elif knob in elsewhere:
             problems[path] = "is among flags or global_flags as well; leave it here alone"
         elif not parts:
@@ -114,37 +94,9 @@ def proportion_of_baseline(several: Parts, baseline: Mapping[str, Any]) -> mista
     }
 
 
-def in_proportion(
-    several: Parts, baseline: Mapping[str, Any], differing: Mapping[str, Any]
-) -> dict[str, int]:
-    """Return the value of every setting that makes up a knob which differs from the baseline.
-
-    Args:
-        several: knobs that several settings make up.
-        baseline: a value for every knob.
-        differing: knobs that have another value.
-    """
-    return {
-        setting: present * int(differing[knob]) // int(baseline[knob])
-        for knob, parts in several.items()
-        if knob in differing
-        for setting, present in parts.items()
-    }
-
-
 def proportion_rules(several: Parts, baseline: Mapping[str, Any]) -> Iterator[str]:
     """Yield constraints under which every setting is a whole number."""
     for knob, parts in several.items():
         size = granule(int(baseline[knob]), parts.values())
         if size > 1:
             yield f"{knob} % {size} == 0"
-
-
-def granule(whole: int, parts: Iterable[int]) -> int:
-    """Return the number of which a knob must be a multiple for whole numbers in all its settings.
-
-    Args:
-        whole: the knob's present value.
-        parts: present values of its settings.
-    """
-    return math.lcm(*(whole // math.gcd(whole, part) for part in parts))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from storage import LeaseHolder, Repository
-from storage.holders import is_gone, started, this_host
+from storage.host import is_gone, started, this_host
 from tests.contract.storage.making import CLUSTER, LONG, submit
 from tests.support.waiting import wait_for
 

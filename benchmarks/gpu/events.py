@@ -29,8 +29,8 @@ def build(*, factory: str, args: dict[str, Any], out: str) -> autotune.Workload:
     """Return the workload; for every block it writes [seconds by events, by the clock] to `out`."""
 
     class TwoClocks(BlockClock):
-        def start(self) -> None:
-            super().start()
+        def start(self, *, follows: bool = False) -> None:
+            super().start(follows=follows)
             self._ends = [event(self._device), event(self._device)]
             self._ends[0].record()
 

@@ -157,7 +157,6 @@ class Sandbox:
         try:
             kernel.Landlock.version()
         except OSError as error:
-            self.close()
             raise OSError(
                 f"nothing keeps your files as they are here ({self._problem}; {error}): say "
                 f"{_MAY_WRITE} if trials may change them, or run them in a container with --cap-add "

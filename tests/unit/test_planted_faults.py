@@ -127,5 +127,20 @@ def test_plain_autocast_covers_forward_and_loss_and_no_backward_pass():
     assert model(torch.ones(2, 4)).dtype == torch.float32
 
 
+def test_plain_autocast_leaves_what_a_library_has_put_around_the_backward_pass(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "backward", torch.Tensor.backward)
+    passes = []
+    with plain_autocast("cpu"):
+        backward = torch.Tensor.backward
+
+        def counted(loss, *args, **kwargs):
+            passes.append(loss)
+            return backward(loss, *args, **kwargs)
+
+        torch.Tensor.backward = counted
+    torch.ones(1, requires_grad=True).sum().backward()
+    assert passes
+
+
 def test_other_dropout_does_not_show():
     assert problem(first_steps("other_dropout")) == ""

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from autotune.worker.effects.compression import averaged_gradients
 from autotune.worker.effects.precision import is_skipped
+from autotune.worker.patches import wrapping
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT, BlockReport, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
@@ -104,14 +105,15 @@ def plain_autocast(device_type: str) -> Iterator[None]:
     It acts on whatever model is run, and shares no code with the knob `precision`.
     """
     learning, backwards = ExitStack(), False
-    backward: Callable[..., None] = torch.Tensor.backward
 
     def begin(*_: Any) -> None:
         # The outermost module comes first; activations may be computed anew in a backward pass.
         if not (torch.is_autocast_enabled(device_type) or backwards) and torch.is_grad_enabled():
             learning.enter_context(torch.autocast(device_type, dtype=torch.bfloat16))
 
-    def outside(*args: Any, **kwargs: Any) -> None:
+    # It stays, and does nothing afterwards: others may have changed the function meanwhile.
+    @wrapping(torch.Tensor, "backward")
+    def outside(backward: Any, *args: Any, **kwargs: Any) -> None:
         nonlocal backwards
         learning.close()
         backwards = True
@@ -121,11 +123,9 @@ def plain_autocast(device_type: str) -> Iterator[None]:
             backwards = False
 
     hook = register_module_forward_pre_hook(begin)
-    torch.Tensor.backward = outside  # type: ignore[method-assign]
     try:
         yield
     finally:
-        torch.Tensor.backward = backward  # type: ignore[method-assign]
         hook.remove()
         learning.close()
 

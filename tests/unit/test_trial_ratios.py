@@ -50,7 +50,11 @@ def test_trial_in_turn_has_the_ratio_of_its_pair_whatever_the_baseline_ran_at_be
     pair = run(0, 300.0, Purpose.PAIRED, 1), run(1, 115.0, ratio=1.15, raw_throughput=345.0)
     found = trial_ratios(several(run(0, 100.0), *pair), QUIET)[1]
     assert found.ratio.value == 1.15
-    assert (found.interleaved, found.reference, found.reference_rate) == (True, "0-paired1-1", 300.0)
+    assert (found.interleaved, found.reference, found.reference_rate) == (
+        True,
+        "0-paired1-1",
+        300.0,
+    )
 
 
 def test_interval_widens_with_what_is_known_of_the_noise_since() -> None:

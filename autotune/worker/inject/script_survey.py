@@ -28,7 +28,6 @@ from autotune.worker.inject.settled import Settled, may_hold_settings
 from autotune.worker.inject.statistics import Statistics
 from autotune.worker.observers.gradients import held_norm
 from autotune.worker.patches import wrapping
-from autotune.worker.protocol import Knobs
 from autotune.worker.survey_result import SETTINGS, Option, SurveyResult
 
 _NO_BACKWARD = -1
@@ -91,24 +90,20 @@ class Survey:
     """
 
     def __init__(
-        self,
-        knobs: Knobs,
-        names: tuple[str, ...] = (),
-        constructed: Constructed | None = None,
+        self, changes: Changes, constructed: Constructed, *, looks_at_passes: bool = True
     ) -> None:
         """Prepare the survey.
 
         Args:
-            knobs: a value for every knob.
-            names: of those that act on the script from outside. With any, passes are not looked at:
-                what looks at them would be compiled as well.
-            constructed: constructors of frameworks, which may be given other arguments.
+            changes: to the script, which have begun before the survey does.
+            constructed: constructors of frameworks, likewise.
+            looks_at_passes: whether to look at forward passes.
         """
-        self._changes = Changes(knobs, names)
-        self._looks_at_passes = not names
+        self._changes = changes
+        self._constructed = constructed
+        self._looks_at_passes = looks_at_passes
         self.probe = ScriptProbe(self._changes.built, trained=self._counted)
         self._options = Options()
-        self._constructed = constructed or Constructed()
         self._settled = Settled()
         self._statistics = Statistics()
         self.steps = 0
@@ -131,39 +126,25 @@ class Survey:
     def watch(
         self,
         went_on: Callable[[], None],
-        taken: Callable[[int], None],
+        taken: Callable[[], None],
         given_up: Callable[[str], None],
     ) -> None:
         """Observe from now on.
 
         Args:
             went_on: called whenever the script makes progress.
-            taken: called after each optimizer step, with the number of steps.
+            taken: called after each optimizer step; it calls `taken` of the survey.
             given_up: called where there is much of a training, and never a step; with a
                 description.
         """
         detected.leave_graphs_uncompiled()
         self._options.watch()
-        self._constructed.watch()
         self._settled.watch()
         self._statistics.watch()
-        self._changes.begin()
         if self._looks_at_passes:
             self._watch_passes()
         self._watch_scalers()
         sys.addaudithook(self._audit)
-
-        def after() -> None:
-            self.steps += 1
-            if self.steps == 1:
-                assert self.probe.leader is not None
-                self._gradient = held_norm(self.probe.leader)
-                self._idle = self._changes.idle(draws=self.probe.saw_loader)
-            self._steps.append(self._step())
-            for passes in self._passes.values():
-                passes.of_steps.append(passes.since_step)
-                passes.since_step = 0
-            taken(self.steps)
 
         def alive() -> None:
             went_on()
@@ -173,8 +154,24 @@ class Survey:
             if not self.steps and self._backwards == _FEW_BACKWARDS and not _optimizers():
                 given_up(f"{self.so_far()}, and built no optimizer of torch.optim")
 
-        self.probe.watch(went_on=alive, taken=after)
+        self.probe.watch(went_on=alive, taken=taken)
         self._watch_backward()
+
+    def taken(self, steps: int) -> None:
+        """Take in an optimizer step that is over.
+
+        Args:
+            steps: number of steps taken so far.
+        """
+        self.steps = steps
+        if steps == 1:
+            assert self.probe.leader is not None
+            self._gradient = held_norm(self.probe.leader)
+            self._idle = self._changes.idle(draws=self.probe.saw_loader)
+        self._steps.append(self._step())
+        for passes in self._passes.values():
+            passes.of_steps.append(passes.since_step)
+            passes.since_step = 0
 
     def _step(self) -> _Step:
         """Return the last step."""

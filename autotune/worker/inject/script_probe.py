@@ -77,6 +77,7 @@ class ScriptProbe:
         leader: optimizer that stepped first, until others step without it; its steps are those of the
             training, one for the same backward passes.
         accumulation: micro-batches of its steps.
+        scaled: whether a GradScaler has scaled a loss.
         failed: outcome and cause of a backward pass or step that was not completed; None once an
             optimizer has stepped since.
     """
@@ -87,12 +88,14 @@ class ScriptProbe:
         *,
         counts_tokens: bool = False,
         trained: Callable[[Sequence[Batch]], None] | None = None,
+        first_loss: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         """Prepare the probe.
 
         Args:
             counts_tokens: whether to count `tokens`.
             trained: see Draws.
+            first_loss: called with the loss that the first backward pass begins with.
         """
         self.built = built or ScriptObjects()
         self.draws = Draws(trained)
@@ -105,9 +108,11 @@ class ScriptProbe:
         self.records_loss = True
         self.leader: Optimizer | None = None
         self.first_backward: int | None = None
+        self.scaled = False
         self.failed: tuple[Outcome, str] | None = None
         self.counts_tokens = counts_tokens
         self.padded = False
+        self._first_loss = first_loss
         self._unscaled: torch.Tensor | None = None
         self._overflows: Counter[int] = Counter()
         self._taken = False
@@ -385,6 +390,8 @@ class ScriptProbe:
             self._trained(loss)
             if self.first_backward is None:
                 self.first_backward = communication.collectives()
+                if self._first_loss:
+                    self._first_loss(loss)
             if self.records_loss:
                 self._record_loss(loss)
             try:
@@ -406,6 +413,7 @@ class ScriptProbe:
 
         @wrapping(torch.amp.GradScaler, "scale")
         def watched(scale: Any, scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+            self.scaled = self.scaled or scaler.is_enabled()
             records = self.records_loss and isinstance(outputs, torch.Tensor)
             if records and outputs.numel() == 1:
                 self._unscaled = outputs.detach()

@@ -102,7 +102,9 @@ class Survey:
         self._changes = changes
         self._constructed = constructed
         self._looks_at_passes = looks_at_passes
-        self.probe = ScriptProbe(self._changes.built, trained=self._counted)
+        self.probe = ScriptProbe(
+            self._changes.built, trained=self._counted, first_loss=self._look_at_products
+        )
         self._options = Options()
         self._settled = Settled()
         self._statistics = Statistics()
@@ -115,9 +117,7 @@ class Survey:
         self._batches: list[float] = []
         self._of_passes: list[int] = []
         self._steps: list[_Step] = []
-        self._backwards = 0
         self._products: frozenset[torch.dtype] = frozenset()
-        self._scaled = False
         self._gradient = math.nan
         self._settings: dict[str, None] = {}
         self._folder = Path.cwd()
@@ -143,7 +143,6 @@ class Survey:
         self._statistics.watch()
         if self._looks_at_passes:
             self._watch_passes()
-        self._watch_scalers()
         sys.addaudithook(self._audit)
 
         def alive() -> None:
@@ -151,11 +150,11 @@ class Survey:
             self._signs += 1
             if not self.steps and self._signs >= _MOST_SIGNS:
                 given_up(self.so_far())
-            if not self.steps and self._backwards == _FEW_BACKWARDS and not _optimizers():
+            few = self.probe.accumulation.passes == _FEW_BACKWARDS
+            if not self.steps and few and not _optimizers():
                 given_up(f"{self.so_far()}, and built no optimizer of torch.optim")
 
         self.probe.watch(went_on=alive, taken=taken)
-        self._watch_backward()
 
     def taken(self, steps: int) -> None:
         """Take in an optimizer step that is over.
@@ -181,19 +180,14 @@ class Survey:
         until = self.steps + probe.steps_left_out
         return _Step(samples, batches, probe.full_samples, probe.accumulation.of_step, until)
 
-    def _watch_backward(self) -> None:
-
-        @wrapping(torch.Tensor, "backward")
-        def watched(backward: Any, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-            if not self._backwards:
-                self._products = product_formats([loss])
-            self._backwards += 1
-            backward(loss, *args, **kwargs)
+    def _look_at_products(self, loss: torch.Tensor) -> None:
+        self._products = product_formats([loss])
 
     def so_far(self) -> str:
         """Describe how far the script has come."""
         drawn = "drew batches from a DataLoader and " if self.probe.draws.drawn else ""
-        return f"it {drawn}ran {counted(self._backwards, 'backward pass', 'backward passes')}"
+        passes = self.probe.accumulation.passes
+        return f"it {drawn}ran {counted(passes, 'backward pass', 'backward passes')}"
 
     def _counted(self, batches: Sequence[Batch]) -> None:
         """Take in the batches that a backward pass trains on."""
@@ -220,11 +214,11 @@ class Survey:
             reuses=uneven and not ramps,
             guessed=self.probe.guessed,
             returned=bool(trained and trained.returned and not self._batches),
-            backwards=self._backwards,
+            backwards=self.probe.accumulation.passes,
             loader=self.probe.saw_loader,
             ddp=self._changes.built.model is not None,
             sharded=leader is not None and any(map(detected.is_sharded, _parameters(leader))),
-            scaled=self._scaled,
+            scaled=self.probe.scaled,
             first_gradient=self._gradient if math.isfinite(self._gradient) else 0.0,
             optimizer=type(leader).__name__ if leader else "",
             convolutions=any(map(_has_convolutions, self._models())),
@@ -374,13 +368,6 @@ class Survey:
     def _models(self) -> list[nn.Module]:
         """Return all models that are trained, as a GAN has several."""
         return [passes.module for passes in self._passes.values() if passes.parameters]
-
-    def _watch_scalers(self) -> None:
-
-        @wrapping(torch.amp.GradScaler, "scale")
-        def watched(scale: Any, scaler: torch.amp.GradScaler, outputs: Any) -> Any:
-            self._scaled = self._scaled or scaler.is_enabled()
-            return scale(scaler, outputs)
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event != "open" or not isinstance(arguments[0], str | bytes):

@@ -9,7 +9,9 @@ from autotune.measurement.numerics import refuted, trajectory
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
-from autotune.worker.rank.trajectory import UpdateNorms, plain_autocast, run_trajectory
+from autotune.worker.rank.norms import UpdateNorms
+from autotune.worker.rank.quiet import plain_autocast
+from autotune.worker.rank.trajectory import run_trajectory
 from autotune.workloads import convnet
 from benchmarks.gate_faults import FAULTS
 from tests.support.one_rank import CPU, group, regression, settings_of_torch

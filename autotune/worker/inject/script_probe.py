@@ -18,6 +18,7 @@ from torch.utils.data import dataloader
 
 from autotune.worker import failure
 from autotune.worker.effects.precision import is_skipped
+from autotune.worker.gradients import parameters_of
 from autotune.worker.inject import asked, detected, repeats
 from autotune.worker.inject.accumulation import Accumulation
 from autotune.worker.inject.batch_samples import samples as guess
@@ -264,7 +265,7 @@ class ScriptProbe:
         found = {**self._of_loader, **self._recomputation.detected(), **detected.compilation()}
         if self.leader is not None:
             found |= detected.optimizer_settings(self.leader)
-            trained = [p for group in self.leader.param_groups for p in group["params"]]
+            trained = [*parameters_of(self.leader)]
             found["precision"] = self._formats.detected(trained)
             found |= detected.memory_format(trained)
         if self.built.model is not None:

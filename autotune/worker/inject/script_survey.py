@@ -5,7 +5,7 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autotune.worker.effects.apply import targets_in
+from autotune.worker.gradients import held_norm, parameters_of
 from autotune.worker.inject import detected
 from autotune.worker.inject.accumulation import strays
 from autotune.worker.inject.batch_samples import samples_given, samples_returned, tensors
@@ -26,7 +27,6 @@ from autotune.worker.inject.options import Options
 from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.settled import Settled, may_hold_settings
 from autotune.worker.inject.statistics import Statistics
-from autotune.worker.observers.gradients import held_norm
 from autotune.worker.patches import wrapping
 from autotune.worker.survey_result import SETTINGS, Option, SurveyResult
 
@@ -217,7 +217,7 @@ class Survey:
             backwards=self.probe.accumulation.passes,
             loader=self.probe.saw_loader,
             ddp=self._changes.built.model is not None,
-            sharded=leader is not None and any(map(detected.is_sharded, _parameters(leader))),
+            sharded=leader is not None and any(map(detected.is_sharded, parameters_of(leader))),
             scaled=self.probe.scaled,
             first_gradient=self._gradient if math.isfinite(self._gradient) else 0.0,
             optimizer=type(leader).__name__ if leader else "",
@@ -396,10 +396,6 @@ def _optimizers() -> bool:
 def counted(number: int, one: str, several: str) -> str:
     """Return a number with its noun."""
     return f"{number:,} {one if number == 1 else several}"
-
-
-def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _has_convolutions(model: nn.Module) -> bool:

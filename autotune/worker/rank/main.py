@@ -43,10 +43,12 @@ from autotune.worker.rank.context import ALONE, OwnTurns, RankContext, TakenTurn
 from autotune.worker.rank.environment import environment
 from autotune.worker.rank.line import RankLine
 from autotune.worker.rank.loop import TrainingLoop, of_longest
+from autotune.worker.rank.norms import UpdateNorms
+from autotune.worker.rank.quiet import plain_autocast
 from autotune.worker.rank.script_run import ScriptRun
 from autotune.worker.rank.surveying import SurveyRun
 from autotune.worker.rank.training import no_span, run_blocks
-from autotune.worker.rank.trajectory import UpdateNorms, plain_autocast, run_trajectory
+from autotune.worker.rank.trajectory import run_trajectory
 from autotune.worker.sandbox import uploads
 
 _AGENT_IS_GONE = 86

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from autotune.worker.gradients import parameters_of
 from autotune.worker.inject import detected
 from autotune.worker.inject.accumulation import strays
 from autotune.worker.inject.changes import LOADER
@@ -27,16 +28,14 @@ from autotune.worker.protocol import (
 )
 from autotune.worker.rank import profiling
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.first_steps import FirstStepChecks, LeaderNorms
+from autotune.worker.rank.first_steps import FirstStepChecks
 from autotune.worker.rank.line import RankLine
+from autotune.worker.rank.norms import LeaderNorms
+from autotune.worker.rank.quiet import plain_autocast, without_dropout_anywhere
 from autotune.worker.rank.rendezvous import Gather, RankFigures, over_store
 from autotune.worker.rank.script_process import ScriptProcess
 from autotune.worker.rank.training import Training, run_blocks
-from autotune.worker.rank.trajectory import (
-    plain_autocast,
-    run_trajectory,
-    without_dropout_anywhere,
-)
+from autotune.worker.rank.trajectory import run_trajectory
 
 
 class ScriptTraining(Training):
@@ -104,7 +103,7 @@ class ScriptTraining(Training):
     def parameters(self) -> Iterable[nn.Parameter]:
         """Return the parameters of the optimizer whose steps are those of the training."""
         assert self._probe.leader is not None
-        return (p for group in self._probe.leader.param_groups for p in group["params"])
+        return parameters_of(self._probe.leader)
 
     def tokens(self, samples: int) -> int:
         """Return the number of tokens in some samples of the block.

@@ -11,7 +11,7 @@ from typing import Any
 from autotune.analysis.wording import counted
 from autotune.config.keeping import granule
 from autotune.errors import BadInput
-from autotune.standalone.launch_command import Launched
+from autotune.standalone.launched import Launched
 from autotune.standalone.own_options import RECOMPUTATION
 from autotune.standalone.survey import Allowed, Findings
 from autotune.standalone.written_alike import BUDGET, MAY_WRITE

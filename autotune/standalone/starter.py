@@ -24,7 +24,7 @@ from autotune.worker import starters
 from autotune.worker.cgroup import usable_cpus
 
 if TYPE_CHECKING:  # imported where it is used: with it come Optuna and SQLAlchemy
-    from autotune.standalone.launch_command import Launched
+    from autotune.standalone.launched import Launched
     from autotune.standalone.survey import Allowed
 
 _WORKLOAD = "my_workload.py"
@@ -89,7 +89,8 @@ def write_of_command(
             study then.
         LauncherError: there is no place to run it.
     """
-    from autotune.standalone.launch_command import NoScript, check_devices, taken_apart
+    from autotune.standalone.launch_command import check_devices, taken_apart
+    from autotune.standalone.launched import NoScript
 
     if path.exists():
         raise _exists(path)

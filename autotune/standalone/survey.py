@@ -19,8 +19,7 @@ from autotune.standalone import doctor, flags, interpreters, named_options, outs
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
 from autotune.standalone.flags import MICRO_BATCH
 from autotune.standalone.lasting import LastingMonitor, in_moments, too_short
-from autotune.standalone.launch_command import Launched
-from autotune.standalone.launched import COMMAND_FIELD
+from autotune.standalone.launched import COMMAND_FIELD, Launched
 from autotune.standalone.named_options import OtherWord
 from autotune.standalone.outside import Outside
 from autotune.standalone.own_options import (

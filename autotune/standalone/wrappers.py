@@ -223,7 +223,7 @@ def _srun(words: Sequence[str], *, for_trials: bool) -> Passed:
         raise BadInput(
             f"srun starts {tasks} times what follows, which is made for {launched.nodes}: trials start "
             "ranks as torchrun does, with RANK and WORLD_SIZE; if the script takes those, give "
-            f"`{by_torchrun(launched.script, str(per_node), nodes)}`"
+            f"`{by_torchrun(launched.words, str(per_node), nodes)}`"
         )
 
     return Passed(tuple(command), check=check)
@@ -291,7 +291,7 @@ def _script(words: Sequence[str]) -> tuple[str, ...]:
     """Return the script in a command, with its arguments; empty if there is none."""
     for place, word in enumerate(words):
         if is_python(word) and (python := parsed(words[place + 1 :])):
-            return (*(("-m",) if python.is_module else ()), python.target, *python.args)
+            return python.words
         if word.endswith(".py") and " " not in word:
             return tuple(words[place:])
         if " " in word and (script := _script(word.split())):  # for a shell

@@ -11,7 +11,8 @@ from autotune.config.document import parse
 from autotune.errors import BadInput
 from autotune.standalone import interpreters
 from autotune.standalone.init_script import _text
-from autotune.standalone.launch_command import NoScript, check_devices, taken_apart
+from autotune.standalone.launch_command import check_devices, taken_apart
+from autotune.standalone.launched import NoScript
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,6 @@ def begin(address: str, built: ScriptObjects, *, samples: int, always: bool) -> 
         rank, world_size = place()
         report = SpeedReport(rank, world_size, steps, seconds, samples, tokens, probe.problem)
         with contextlib.suppress(OSError):
-            line.send(report.to_bytes())
+            line.send(report.to_text().encode())
 
     probe.watch_speed(Meter(probe, tell, step_samples=samples, always=always).taken)

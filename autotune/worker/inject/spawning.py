@@ -186,11 +186,8 @@ def _program(typed: Sequence[str]) -> str:
     if not python_command.is_python(program):
         return Path(program).name
     run = python_command.parsed(rest)
-    if run is None:
-        return ""
-    return run.target if run.is_module else Path(run.target).name
+    return run.name if run else ""
 
 
 def _by_torchrun(script: Script, ranks: str) -> str:
-    target = ["-m", script.path] if script.is_module else [script.path]
-    return shlex.join(["torchrun", "--nproc-per-node", ranks, *target, *script.args])
+    return shlex.join(["torchrun", "--nproc-per-node", ranks, *script.words])

@@ -252,7 +252,7 @@ def _wanted(request: TrialRequest) -> tuple[str, ...]:
     workdir = Path(request.workdir).absolute()
     several = [workdir]
     if request.script and not request.script.is_module:
-        several.append((workdir / request.script.path).parent)
+        several.append((workdir / request.script.target).parent)
     if request.command:
         several += [(workdir / word).parent for word in request.command.argv if "/" in word]
     return writable(several)

@@ -13,7 +13,7 @@ from autotune.standalone import interpreters
 from autotune.standalone.launched import COMMAND_FIELD, Launched, NoScript, by_torchrun
 from autotune.worker.protocol import PYTHON
 from autotune.worker.python_command import is_python, parsed
-from autotune.worker.starters import BINDING, PASSING, rest_of
+from autotune.worker.starters import BINDING, LAUNCHER_PROGRAMS, OF_MPI, PASSING, rest_of
 
 _MANAGERS = (
     "uv",
@@ -30,10 +30,7 @@ _MANAGERS = (
 _INSTALLING = ("uv", "pdm", "hatch")
 """Those of them that install the packages which a script names itself."""
 _STARTS_RANKS = {
-    **dict.fromkeys(
-        ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"),
-        ("-np", "--np", "-n", "--n", "-c"),
-    ),
+    **dict.fromkeys(OF_MPI, ("-np", "--np", "-n", "--n", "-c")),
     "horovodrun": ("-np", "--num-proc"),
     "composer": ("-n", "--nproc"),
     "colossalai": ("--nproc_per_node",),
@@ -70,7 +67,6 @@ _WITH_NAME = {
     "srun": ("-J", "--job-name", "-p", "--partition", "-A", "--account", "-o", "--output"),
 }
 """Programs, and their options whose value may be named as a program is."""
-_LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric")
 
 
 @dataclass(frozen=True)
@@ -277,7 +273,7 @@ def _program_place(words: Sequence[str]) -> int:
         if before in with_name or (word.startswith("-") and word != "-m"):
             continue
         name = Path(word).name
-        if is_python(name) or name in _LAUNCHERS or name.endswith(".py"):
+        if is_python(name) or name in LAUNCHER_PROGRAMS or name.endswith(".py"):
             return place
         if name in (*PASSING, *BINDING, *_STARTS_RANKS, "env", "srun") or word == "-m":
             return place

@@ -24,13 +24,13 @@ from autotune.worker.inject.constructed import ACCUMULATED_BY_LOOP, Constructed,
 from autotune.worker.inject.draws import Batch, of_one_pass
 from autotune.worker.inject.graph import product_formats
 from autotune.worker.inject.options import Options
+from autotune.worker.inject.roots import in_backward
 from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.settled import Settled, may_hold_settings
-from autotune.worker.inject.statistics import Statistics
+from autotune.worker.observers.statistics import Statistics
 from autotune.worker.patches import wrapping
 from autotune.worker.survey_result import SETTINGS, Option, SurveyResult
 
-_NO_BACKWARD = -1
 _MOST_SIGNS = 4000
 """Batches and backward passes before the first optimizer step: more than any script accumulates."""
 _FEW_BACKWARDS = 8
@@ -336,8 +336,7 @@ class Survey:
         def watched(call: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self._within or not torch.is_grad_enabled():
                 return call(module, *args, **kwargs)
-            repeated = torch._C._current_graph_task_id() != _NO_BACKWARD
-            own = None if repeated else self._passed(module, args, kwargs)
+            own = None if in_backward() else self._passed(module, args, kwargs)
             self._within = True
             try:
                 result = call(module, *args, **kwargs)

@@ -18,7 +18,7 @@ from autotune.worker.gradients import held_norm, parameters_of
 from autotune.worker.inject.epochs import Epochs
 from autotune.worker.inject.rows import RankRows, Rows, together
 from autotune.worker.inject.script_probe import ScriptProbe
-from autotune.worker.inject.statistics import Statistics
+from autotune.worker.observers.statistics import Statistics
 from autotune.worker.protocol import CHECKED_STEPS, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.training import convolves

@@ -10,7 +10,7 @@ from torch.utils.data import Subset
 
 from autotune.worker.effects.apply import Applied
 from autotune.worker.gradients import held
-from autotune.worker.inject.statistics import batch_norms
+from autotune.worker.observers.statistics import batch_norms
 from autotune.worker.protocol import BlockReport, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.rendezvous import RankFigures, among_ranks

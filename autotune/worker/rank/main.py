@@ -29,7 +29,6 @@ from autotune.worker.files import TrialFiles
 from autotune.worker.inject import spawning
 from autotune.worker.observers import memory, reserve
 from autotune.worker.observers.progress import Progress
-from autotune.worker.places import device_of
 from autotune.worker.protocol import (
     PLAIN,
     SPAWN,
@@ -49,6 +48,7 @@ from autotune.worker.rank.script_run import ScriptRun
 from autotune.worker.rank.surveying import SurveyRun
 from autotune.worker.rank.training import no_span, run_blocks
 from autotune.worker.rank.trajectory import run_trajectory
+from autotune.worker.rank_devices import device_of
 from autotune.worker.sandbox import uploads
 
 _AGENT_IS_GONE = 86

@@ -10,19 +10,13 @@ from autotune.config.keeping import COUNTED
 from autotune.errors import BadInput, first_line
 from autotune.standalone import flags
 from autotune.standalone.flags import ACCUMULATION, MICRO_BATCH, OtherValue
+from autotune.standalone.script_runs import RunScript
 from autotune.worker.survey_result import SurveyResult
 
 _PARTNERS = 2
 """Settings of the accumulation that are tried together with a micro-batch that fails alone."""
 _SINGLE = 1
 """Samples of a micro-batch of which a script may do something else, such as leave it out."""
-
-RunScript = Callable[[Mapping[str, int]], SurveyResult]
-"""Returns what rank 0 sees of the script with these settings changed.
-
-Raises:
-    BadInput: the script fails with them.
-"""
 
 
 @dataclass(frozen=True)

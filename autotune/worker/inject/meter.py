@@ -98,9 +98,7 @@ class JobProbe(ScriptProbe):
             backward(loss, *args, **kwargs)
 
         def after_step(optimizer: Optimizer, *_: Any) -> None:
-            if self.leader is None:
-                self.leader = optimizer
-            if self._counts(optimizer):
+            if self._leader.takes(optimizer):
                 taken()
 
         after_steps(after_step)

@@ -43,7 +43,9 @@ from autotune.runs.monitors import FirstStepsMonitor, RunMonitor, TrajectoryMoni
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT, BlockReport, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
-from autotune.worker.rank.trajectory import UpdateNorms, plain_autocast, run_trajectory
+from autotune.worker.rank.norms import UpdateNorms
+from autotune.worker.rank.quiet import plain_autocast
+from autotune.worker.rank.trajectory import run_trajectory
 from search_spaces import defaults
 
 MODELS: dict[str, dict[str, Any]] = {

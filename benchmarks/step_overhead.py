@@ -7,6 +7,7 @@ job under `autotune run --watch`; and none a second time (A/A).
 
 import itertools
 import math
+import multiprocessing
 import random
 import socket
 import statistics
@@ -28,6 +29,7 @@ from autotune.worker.inject.rows import Rows
 from autotune.worker.observers.progress import Progress
 from autotune.worker.protocol import BlockPlan, Script, TrialRequest
 from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.line import RankLine
 from autotune.worker.rank.script_run import ScriptRun
 from search_spaces import defaults
 
@@ -117,19 +119,20 @@ def _run_of_trial(folder: Path, batch: int) -> ScriptRun:
         script=Script("bare.py", samples=batch),
     )
     progress = Progress.create(folder / "progress", 1)
-    return ScriptRun(
-        request,
-        RankContext(0, 0, 1, (torch.device("cpu"),)),
-        HashStore(),
-        progressed=progress.counter(0),
-        began=lambda: None,
-        report=lambda _: None,
-        leave=_leave,
-    )
+    context = RankContext(0, 0, 1, (torch.device("cpu"),))
+    line = _Line(multiprocessing.Pipe()[0], 0, progress.counter(0))
+    return ScriptRun(request, context, line, HashStore(), lambda: None)
 
 
-def _leave(_outcome: Any, cause: str, **_: Any) -> NoReturn:
-    raise SystemExit(cause)
+class _Line(RankLine):
+    """Line to no agent."""
+
+    def report(self, message: Any) -> None:
+        """Report to nothing."""
+
+    def leave(self, _outcome: Any, cause: str, **_: Any) -> NoReturn:
+        """End the benchmark."""
+        raise SystemExit(cause)
 
 
 def per_step() -> dict[str, Any]:

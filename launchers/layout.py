@@ -14,8 +14,8 @@ from typing import Any
 
 from autotune.errors import LauncherError, NotHere, UnfitNodes
 from autotune.worker.cgroup import usable_cpus
-from autotune.worker.places import devices_needed
 from autotune.worker.processes import NO_DEVICES, VISIBLE_DEVICES
+from autotune.worker.rank_devices import devices_needed
 from launchers.base import DEFAULT_CPU_WORKERS, Resources
 
 _ROUNDING = 1e-6

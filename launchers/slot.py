@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import LauncherError
-from autotune.worker.places import devices_needed
 from autotune.worker.protocol import (
     Outcome,
     TrialReport,
     TrialRequest,
 )
+from autotune.worker.rank_devices import devices_needed
 from launchers.agents import AgentDied, Agents, Node, SlotGone, StartCancelled
 from launchers.base import Slot, TurnSchedule
 from launchers.member import describe_leftovers

@@ -70,7 +70,7 @@ class SrunLink(Link):
             self._pipe = LinePipe(
                 [*starters.named(command), sys.executable, "-P", "-c", _BOOT], env, file
             )
-        self._pipe.send(order.to_line())
+        self._pipe.send(f"{order.to_text()}\n".encode())
         self._silence = 0.0
         """Seconds since the relay was heard last, as far as this process has run."""
         self._heard = False

@@ -29,7 +29,6 @@ class Recipe:
     """Configuration as a script takes it. Knobs at their baseline stay as they are.
 
     Attributes:
-        target: the script's file, or the module behind -m.
         flags: of the knobs that the script sets; settings that make up a knob together by their own
             names.
         turned: knobs that it sets to another value, each as its argument has it; settings that make
@@ -37,8 +36,6 @@ class Recipe:
         changes: names of knobs that act from outside.
     """
 
-    target: str
-    is_module: bool
     flags: dict[str, str]
     turned: dict[str, Any]
     changes: tuple[str, ...]
@@ -370,8 +367,6 @@ class ScriptWorkload(ForeignWorkload):
         settings = [setting for several in self.in_proportion.values() for setting in several]
         outside = differing.keys() - turned.keys() - {*self.in_proportion, self.derived}
         return Recipe(
-            target=self.target,
-            is_module=self.script is None,
             flags={**flags, **{setting: setting for setting in settings}},
             turned={**turned, **parts},
             changes=tuple(sorted(outside)),
@@ -416,9 +411,9 @@ class ScriptWorkload(ForeignWorkload):
             env={**asked.env, **given.variables},
             copies=given.copies,
             script=Script(
-                path=recipe.target,
+                target=self.target,
                 args=given.arguments,
-                is_module=recipe.is_module,
+                is_module=self.script is None,
                 launch=self.launched_by(asked.world_size),
                 changes=recipe.changes,
                 baseline={name: knobs.baseline[name] for name in (*recipe.changes, "num_workers")},
@@ -438,7 +433,12 @@ class ScriptWorkload(ForeignWorkload):
     def entry(self, chosen: Mapping[str, Any], knobs: StudyKnobs, workers: int) -> dict[str, Any]:
         """Return the recipe, with what the job is to have in common with the trials."""
         recipe = self.recipe(chosen, knobs, workers)
-        found = {**dataclasses.asdict(recipe), "changes": list(recipe.changes)}
+        found = {
+            "target": self.target,
+            "is_module": self.script is None,
+            **dataclasses.asdict(recipe),
+            "changes": list(recipe.changes),
+        }
         found["launch"] = self.launched_by(workers)
         of_all = {*self.global_flags} & {*recipe.turned}
         if shared := [flag for name, flag in recipe.flags.items() if name in of_all]:

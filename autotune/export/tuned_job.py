@@ -20,8 +20,8 @@ from autotune.export.best import BestConfig
 from autotune.export.formats.command_line import recommended
 from autotune.export.formats.telling import nccl
 from autotune.worker.inject import job_order
-from autotune.worker.protocol import DEEPSPEED, PYTHON, SPAWN, FileCopy
-from autotune.worker.python_command import is_python, letters_of, parsed
+from autotune.worker.protocol import DEEPSPEED, PYTHON, SPAWN, FileCopy, Script
+from autotune.worker.python_command import Program, is_python, letters_of, parsed
 from autotune.worker.starters import OWN_ENVIRONMENT, is_mpi_elsewhere
 from launchers.node_compat import is_of
 from search_spaces import defaults
@@ -172,23 +172,22 @@ def _script_in(best: BestConfig) -> dict[str, Any]:
 
 def _order(best: BestConfig, script: Mapping[str, Any], given: fields.Given) -> job_order.Order:
     """Return the order by which the job changes itself."""
-    return job_order.Order(
-        _target(script),
-        script["is_module"],
-        {**defaults(), **best.knobs},
-        tuple(script["changes"]),
-        _named(given.copies),
+    wanted = Script(
+        script["target"],
+        is_module=script["is_module"],
+        changes=tuple(script["changes"]),
+        baseline=_of_changes(script),
         constructed=given.constructed,
         samples=script.get("samples") or 0,
         fixed_samples=scripts.samples_are_fixed(script["flags"]),
-        baseline=_of_changes(script),
     )
+    return job_order.Order(wanted, {**defaults(), **best.knobs}, _named(given.copies))
 
 
 def _acts_from_outside(order: job_order.Order) -> bool:
     """Return whether the processes of the job change themselves."""
     standing_in = any(copy.stands_in for copy in order.copies)
-    return bool(order.changes or order.constructed or standing_in)
+    return bool(order.script.changes or order.script.constructed or standing_in)
 
 
 def _of_changes(script: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,11 +203,6 @@ def _ordered(order: job_order.Order, environment: Mapping[str, str]) -> dict[str
         job_order.VARIABLE: order.to_text(),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
-
-
-def _target(script: Mapping[str, Any]) -> str:
-    """Return the name of the script, as it stands at the end of a path in a command."""
-    return script["target"] if script["is_module"] else Path(script["target"]).name
 
 
 def _unset(script: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
@@ -368,7 +362,8 @@ def _parted(
     script: Mapping[str, Any], command: Sequence[str]
 ) -> tuple[Sequence[str], str, Sequence[str]]:
     """Split the command into what stands before the script, the script, and its arguments."""
-    target = _target(script)
+    # Its name, as it stands at the end of a path in a command.
+    target = Program(script["target"], is_module=script["is_module"]).name
     for place, word in enumerate(command):
         is_module = word == target and command[place - 1] in ("-m", "--module")
         if is_module if script["is_module"] else Path(word).name == target:
@@ -404,7 +399,7 @@ def _of_process(
 
 def _of_checkpoints(order: job_order.Order) -> Iterator[str]:
     """Yield how checkpoints of the job differ from those that it writes by itself."""
-    if "parallelism" in order.changes and order.knobs["parallelism"] in SHARDED:
+    if "parallelism" in order.script.changes and order.knobs["parallelism"] in SHARDED:
         yield (
             "checkpoints: the state_dict of a rank holds its part of the sharded model; gather it by "
             "get_model_state_dict where the job saves"
@@ -414,7 +409,7 @@ def _of_checkpoints(order: job_order.Order) -> Iterator[str]:
 def _of_compression(order: job_order.Order) -> Iterator[str]:
     """Yield how long gradients of the job travel whole, which those of a trial do for a few steps."""
     if (
-        "gradient_compression" in order.changes
+        "gradient_compression" in order.script.changes
         and order.knobs["gradient_compression"] == "powersgd"
     ):
         yield "gradient_compression: the first 1,000 steps send whole gradients (PyTorch's own start)"

@@ -96,8 +96,8 @@ class Watcher:
     def hear(self, report: bytes) -> None:
         """Take in a report of a rank."""
         try:
-            pace = SpeedReport.of_bytes(report)
-        except (ValueError, TypeError):
+            pace = SpeedReport.from_text(report)
+        except ValueError:
             return  # report of another version
         self._metrics.block(pace)
         self._world_size = pace.world_size

@@ -9,6 +9,7 @@ from autotune.analysis.wording import counted
 from autotune.errors import BadInput, first_line
 from autotune.standalone import flags
 from autotune.standalone.flags import OtherValue
+from autotune.standalone.script_runs import RunScript
 from autotune.worker.survey_result import SurveyResult
 from search_spaces.batch import ACCUMULATION, BATCH_KNOBS, MICRO_BATCH
 
@@ -16,13 +17,6 @@ _PARTNERS = 2
 """Settings of the accumulation that are tried together with a micro-batch that fails alone."""
 _SINGLE = 1
 """Samples of a micro-batch of which a script may do something else, such as leave it out."""
-
-RunScript = Callable[[Mapping[str, int]], SurveyResult]
-"""Returns what rank 0 sees of the script with these settings changed.
-
-Raises:
-    BadInput: the script fails with them.
-"""
 
 
 @dataclass(frozen=True)

@@ -82,10 +82,9 @@ def _profiled_baseline(one_off: OneOffRuns) -> Diagnosis:
         raise BadInput(f"the baseline shows nothing: {result.cause}")
     observed: Any = judge.seen[0].block.observed
     beyond_reach = setup.spec.workload.beyond_reach(setup.spec.values())
-    unusable = [*observed.get("unusable", ()), *beyond_reach]
     throughput, rising = _speed(one_off)
     return Diagnosis(
-        findings({**observed, "unusable": unusable}, setup.baseline, setup.facts, rising),
+        findings({**observed, "unusable": beyond_reach}, setup.baseline, setup.facts, rising),
         breakdown(observed["parts"]),
         throughput,
         setup.spec.unit,

@@ -10,10 +10,10 @@ from typing import Any
 
 from autotune.analysis.wording import counted
 from autotune.errors import BadInput
-from autotune.standalone.launch_command import Launched
+from autotune.standalone.launched import Launched
 from autotune.standalone.own_options import RECOMPUTATION
 from autotune.standalone.survey import Allowed, Findings
-from autotune.standalone.written_alike import BUDGET, MAY_WRITE
+from autotune.standalone.written_alike import BUDGET, MAY_WRITE, study_name
 from autotune.worker.protocol import DEEPSPEED, PYTHON, SPAWN, TORCH_LAUNCH, TORCHRUN
 from autotune.worker.survey_result import SurveyResult
 from launchers.sections import for_several_nodes
@@ -114,8 +114,7 @@ def _step_of(seen: SurveyResult) -> str:
 
 def name_of(launched: Launched) -> str:
     """Return a name for the study of a script."""
-    name = Path(launched.target).stem if not launched.is_module else launched.target
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "study"
+    return study_name(launched.target if launched.is_module else Path(launched.target).stem)
 
 
 def _head(command: Sequence[str], found: Findings) -> Iterator[str]:

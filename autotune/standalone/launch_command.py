@@ -12,8 +12,6 @@ from autotune.standalone.launched import Launched, NoScript
 from autotune.standalone.rank_launchers import LAUNCHERS, MODULES, launched_by
 from autotune.worker.python_command import is_python, parsed
 
-__all__ = ["Launched", "NoScript", "check_devices", "taken_apart"]
-
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -81,7 +79,7 @@ def _of_program(words: Sequence[str], env: Mapping[str, str]) -> Launched:
         typed = program if "/" in program else str(path)  # as the shell passes it on
         return _of_python([*python[1:], typed, *rest], python[:1], env)
     if name.endswith(".py"):
-        return Launched(program, False, tuple(rest))
+        return Launched(program, tuple(rest))
     raise wrappers.unknown(words)
 
 
@@ -98,8 +96,8 @@ def _of_python(
         raise BadInput(f"the options of python {problem}")
     return Launched(
         python.target,
-        python.is_module,
         python.args,
+        python.is_module,
         options=python.options,
         interpreter=interpreter,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from autotune.errors import BadInput
 from autotune.worker.protocol import PYTHON
+from autotune.worker.python_command import Program
 
 COMMAND_FIELD = (
     "workload.command (a list of its words, {knob} where a value goes: `autotune schema`)"
@@ -18,11 +19,10 @@ class NoScript(BadInput):
 
 
 @dataclass(frozen=True)
-class Launched:
-    """Parsed launch command.
+class Launched(Program):
+    """Parsed launch command of a script.
 
     Attributes:
-        target: the script's file, or the module behind -m.
         workers: ranks on all nodes; None where the launcher takes as many as there are devices.
         env: variables that the command sets for the script.
         launch: launcher whose rules its processes follow, as under workload.launch.
@@ -30,9 +30,6 @@ class Launched:
         interpreter: words that start the command's python; empty: it is not known.
     """
 
-    target: str
-    is_module: bool
-    args: tuple[str, ...]
     workers: int | None = 1
     env: dict[str, str] = field(default_factory=dict)
     launch: str = PYTHON
@@ -44,11 +41,6 @@ class Launched:
     def workers_per_node(self) -> int | None:
         """Return the ranks on each node; None where the launcher takes as many as there are devices."""
         return None if self.workers is None else self.workers // self.nodes
-
-    @property
-    def script(self) -> tuple[str, ...]:
-        """Return the script with its arguments, as words that a launcher takes."""
-        return (*(("-m",) if self.is_module else ()), self.target, *self.args)
 
 
 def by_torchrun(script: Sequence[str], ranks: str, nodes: str = "1") -> str:

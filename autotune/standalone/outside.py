@@ -4,11 +4,12 @@ They are in force in a run of a few steps, and kept if each has acted on the mod
 comes from.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from autotune.errors import BadInput, first_line
 from autotune.standalone.own_options import SearchTime
+from autotune.standalone.script_runs import RunScript
 from autotune.worker.survey_result import SurveyResult
 from search_spaces import CATALOGUE, Facts
 from search_spaces.constraints import unmet_needs
@@ -18,12 +19,6 @@ _FLOAT8, _PRECISION = "float8", "precision"
 _ALONE = (_FLOAT8, "compile", "compile_scope")
 """Knobs that are not tried with others: they need a library, or take long."""
 Values = dict[str, list[KnobValue]]
-RunScript = Callable[[Mapping[str, KnobValue]], SurveyResult]
-"""Returns what rank 0 sees of the script with these knobs in force.
-
-Raises:
-    BadInput: the script fails with them.
-"""
 
 
 @dataclass(frozen=True)

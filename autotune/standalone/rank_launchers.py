@@ -61,8 +61,8 @@ def _by_torchrun(args: Namespace, launch: str) -> Launched:
     ranks = _ranks(str(args.nproc_per_node))
     return Launched(
         args.training_script,
-        bool(args.module),
         tuple(args.training_script_args),
+        bool(args.module),
         None if ranks is None else nodes * ranks,
         launch=launch,
         nodes=nodes,
@@ -112,8 +112,8 @@ def of_accelerate_launch(words: Sequence[str]) -> Launched:
         raise BadInput(f"accelerate launch does not take that: {error}") from None
     return Launched(
         args.training_script,
-        bool(args.module),
         tuple(args.training_script_args),
+        bool(args.module),
         int(args.num_processes) if several else 1,
         {name: value for name, value in env.items() if os.environ.get(name) != value},
         launch=TORCHRUN if several else PYTHON,
@@ -165,14 +165,14 @@ def of_deepspeed(words: Sequence[str]) -> Launched:
     nodes, workers = _of_hostfile(args) or _of_this_host(args)
     launched = Launched(
         args.user_script,
-        bool(args.module),
         tuple(args.user_args),
+        bool(args.module),
         workers,
         launch=DEEPSPEED,
         nodes=nodes,
     )
     if args.no_local_rank:
-        instead = by_torchrun(launched.script, str(launched.workers_per_node or "gpu"))
+        instead = by_torchrun(launched.words, str(launched.workers_per_node or "gpu"))
         raise BadInput(
             "deepspeed is told --no_local_rank, and trials give the script --local_rank as deepspeed "
             f"does by itself: leave it out if the script takes that, or give `{instead}`"
@@ -258,8 +258,8 @@ def of_fabric(words: Sequence[str]) -> Launched:
         env["OMP_NUM_THREADS"] = threads
     return Launched(
         args.script,
-        False,
         tuple(args.script_args),
+        False,
         ranks * args.num_nodes,
         env,
         launch=TORCHRUN,

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import BadInput
 from autotune.standalone.flags import knob_named
-from autotune.standalone.written_alike import BUDGET, MAY_WRITE
+from autotune.standalone.written_alike import BUDGET, MAY_WRITE, study_name
 from autotune.views.catalogue import presets_listed
 from autotune.worker import starters
 from autotune.worker.cgroup import usable_cpus
 
 if TYPE_CHECKING:  # imported where it is used: with it come Optuna and SQLAlchemy
-    from autotune.standalone.launch_command import Launched
+    from autotune.standalone.launched import Launched
     from autotune.standalone.survey import Allowed
 
 _WORKLOAD = "my_workload.py"
@@ -89,7 +89,8 @@ def write_of_command(
             study then.
         LauncherError: there is no place to run it.
     """
-    from autotune.standalone.launch_command import NoScript, check_devices, taken_apart
+    from autotune.standalone.launch_command import check_devices, taken_apart
+    from autotune.standalone.launched import NoScript
 
     if path.exists():
         raise _exists(path)
@@ -109,7 +110,7 @@ def write_of_command(
                 f"{starters.UNPROTECTED.format(program)}: if trials may do so, "
                 "`autotune init --may-write -- COMMAND` writes the study"
             ) from None
-        name = _free_name(name_of(command), storage, say)
+        name = _free_name(study_name(Path(command[0]).name), storage, say)
         if not _written(path, study(command, name, may_write=may_write)):
             raise _exists(path) from None
         seen = f"a study over a command; fill in what is marked {TODO} there"
@@ -232,11 +233,6 @@ def study(command: Sequence[str], name: str, *, may_write: bool = False) -> str:
         _END,
     )
     return "\n".join(line for part in parts for line in part)
-
-
-def name_of(command: Sequence[str]) -> str:
-    """Return a name for the study of a command."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(command[0]).name).strip("-._") or "study"
 
 
 def _global_batch(command: Sequence[str]) -> str | None:

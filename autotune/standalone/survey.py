@@ -3,48 +3,36 @@
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.analysis.first_updates import grows_with_gradient
 from autotune.analysis.wording import counted
-from autotune.config import StudySpec, fields, remote_stores
+from autotune.config import StudySpec, remote_stores
 from autotune.errors import BadInput
-from autotune.runs.monitors import FitMonitor
-from autotune.runs.one_off import OneOffRuns, Shape, why_not
-from autotune.runs.request_shapes import surveyed
+from autotune.runs.one_off import OneOffRuns
 from autotune.runs.study_setup import StudySetup, facts_of, launcher_of
 from autotune.standalone import doctor, flags, interpreters, named_options, outside
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
 from autotune.standalone.lasting import LastingMonitor, in_moments, too_short
-from autotune.standalone.launch_command import Launched
-from autotune.standalone.launched import COMMAND_FIELD
-from autotune.standalone.named_options import OtherWord
+from autotune.standalone.launched import COMMAND_FIELD, Launched
 from autotune.standalone.outside import Outside
 from autotune.standalone.own_options import (
-    COMPILE,
-    COMPILING,
     OwnOptions,
     SearchTime,
     find_own_options,
     worth_trying,
 )
 from autotune.standalone.progress_lines import reported
+from autotune.standalone.script_runs import TAIL_BYTES, ScriptRuns, slower_start
 from autotune.worker.cgroup import usable_cpus
-from autotune.worker.protocol import PYTHON, SPAWN, Timeouts, TrialRequest
+from autotune.worker.protocol import PYTHON, SPAWN
 from autotune.worker.survey_result import Option, SurveyResult
 from search_spaces import Facts
 from search_spaces.batch import MICRO_BATCH
-from search_spaces.knob import KnobValue, written
-from storage import AttemptResult, AttemptState
 
-_TAIL_BYTES = 4096
-"""Bytes of the script's output in which its last line is looked for."""
 _LINES_SHOWN = 20
-_SLOWER = 4.0
-"""Factor over the first run's time: a run with another setting may compile anew."""
-_LEAST_STARTUP = 60.0
 _LEAST_FOR_OPTIONS, _SHARE_FOR_OPTIONS = 60.0, 2.0
 """Seconds that runs with knobs may take, and as a multiple of those before them."""
 
@@ -132,7 +120,7 @@ def survey(
         own = one_device(launched.launch, launcher.site.device, len(launcher.slots))
         for notice in [*launcher.notices(), *own]:
             say(f"Note: {notice}")
-        runner = _Runner(
+        runner = ScriptRuns(
             OneOffRuns(StudySetup(spec, launcher), Path(folder), workdir), launched, workdir, say
         )
         seen = runner.at({})
@@ -166,7 +154,7 @@ def one_device(launch: str, device: str, slots: int) -> list[str]:
 
 
 def _study_of(
-    seen: SurveyResult, runner: "_Runner", write: Callable[[Findings], StudySpec]
+    seen: SurveyResult, runner: ScriptRuns, write: Callable[[Findings], StudySpec]
 ) -> StudySpec:
     """Return the study of a script that was seen to train, once its baseline has run."""
     launched, one_off, began = runner.launched, runner.one_off, time.monotonic()
@@ -198,7 +186,7 @@ def without_guess(seen: SurveyResult, found: BatchSettings) -> tuple[SurveyResul
 
 
 def _own_options(
-    runner: "_Runner",
+    runner: ScriptRuns,
     seen: SurveyResult,
     facts: Facts,
     options: Sequence[Option],
@@ -212,7 +200,7 @@ def _own_options(
 
 
 def _outside(
-    runner: "_Runner", seen: SurveyResult, facts: Facts, own: OwnOptions, searching: SearchTime
+    runner: ScriptRuns, seen: SurveyResult, facts: Facts, own: OwnOptions, searching: SearchTime
 ) -> Outside:
     """Try knobs that no option turns from outside, within this time."""
     wanted = outside.candidates(seen, facts)
@@ -245,13 +233,12 @@ def _check_start(
         BadInput: the study could not start.
     """
     say(f"Running {launched.target} once more, as the study will ...")
-    with reported(say, lambda: one_off.files(doctor.BASELINE_RUN).tail(0, _TAIL_BYTES)):
+    with reported(say, lambda: one_off.files(doctor.BASELINE_RUN).tail(0, TAIL_BYTES)):
         judge = LastingMonitor(one_off.setup.least_timed)
         check = doctor.baseline_of(one_off, judge, in_moments)
     if check.level == "fail" and (taken := judge.ended_after):
-        raise BadInput(
-            _too_short(launched, taken, judge.seconds_of_step(taken), one_off.setup, seen)
-        )
+        per_step, longest = judge.seconds_of_step(taken), one_off.setup.longest_timed
+        raise BadInput(too_short(launched.target, taken, per_step, longest, seen.options))
     if check.level == "fail":
         raise BadInput(
             f"{launched.target} was seen to train, but a study of it could not start, so none is "
@@ -260,12 +247,6 @@ def _check_start(
     for finding in (check, *doctor.of_machine()):
         if finding.level == "warn":
             say(f"Note: {finding.name}: {finding.text}")
-
-
-def _too_short(
-    launched: Launched, steps: int, per_step: float | None, setup: StudySetup, seen: SurveyResult
-) -> str:
-    return too_short(launched.target, steps, per_step, setup.longest_timed, seen.options)
 
 
 def _spec(launched: Launched, allowed: Allowed) -> StudySpec:
@@ -312,130 +293,6 @@ def of_all_nodes(seen: SurveyResult, found: BatchSettings, nodes: int) -> Survey
     return dataclasses.replace(seen, **parts)
 
 
-class _Runner:
-    """Runner of the script with some settings changed."""
-
-    def __init__(
-        self, one_off: OneOffRuns, launched: Launched, workdir: Path, say: Callable[[str], None]
-    ) -> None:
-        self.one_off = one_off
-        self.workdir = workdir
-        self.say = say
-        self.launched = launched
-        self._runs = 0
-        self.startup = one_off.setup.spec.measurement.startup_timeout
-        self.usual = 0.0
-        self._last = ""
-
-    def output(self) -> str:
-        """Return the end of what rank 0 printed in the last run."""
-        return self.one_off.files(self._last).tail(0, _TAIL_BYTES)
-
-    def given(self, others: Sequence[OtherWord]) -> SurveyResult:
-        """Return what rank 0 has seen with other words for options; raises as `at`."""
-        settings = {other.option.flag: other.word for other in others}
-        compiles = any(other.knob == COMPILE for other in others)
-        return self._look(settings, {}, compiles=compiles)
-
-    def at(self, settings: Mapping[str, KnobValue]) -> SurveyResult:
-        """Return what rank 0 has seen.
-
-        Args:
-            settings: flag -> its value; others are as the command has them.
-
-        Raises:
-            BadInput: the script fails, or with other settings takes no step.
-        """
-        return self._look(settings, {}, compiles=False)
-
-    def under(self, knobs: Mapping[str, KnobValue]) -> SurveyResult:
-        """Return what rank 0 has seen with these knobs acting from outside.
-
-        Raises:
-            BadInput: the script fails with them.
-        """
-        return self._look({}, knobs, compiles=COMPILE in knobs)
-
-    def _look(
-        self,
-        settings: Mapping[str, KnobValue],
-        knobs: Mapping[str, KnobValue],
-        *,
-        compiles: bool,
-    ) -> SurveyResult:
-        self._runs += 1
-        name, target = f"survey-{self._runs}", self.launched.target
-        own = {flag: flag for flag in settings}
-        told = {**settings, **knobs}
-        changed = ", ".join(f"{flag} {written(value)}" for flag, value in told.items())
-        how = " from outside" if knobs else ""
-        self.say(f"Looking at {target}{changed and f' with {changed}{how}'} ...")
-        files = self.one_off.files(name)
-        given = fields.given(
-            self.launched.args,
-            own,
-            settings,
-            variables=self.launched.env,
-            workdir=self.workdir,
-            folder=files.copies(),
-        )
-        limit = self._limit(COMPILING if compiles else 1.0)
-        with reported(self.say, lambda: files.tail(0, _TAIL_BYTES)):
-            shape = _with(given, limit)
-            configuration = {**self.one_off.setup.baseline, **knobs}
-            result = self.one_off.run(name, configuration, FitMonitor(), shape)
-        if why := why_not(result):
-            what = why if told else f"{target} does not run here: {why}"
-            raise BadInput(f"{what}{self._advice(result, limit)}")
-        self.usual = self.usual or result.wall_seconds
-        self._last = name
-        seen = SurveyResult.from_text(files.survey(0).read_text())
-        if told and not seen.steps:
-            raise BadInput(seen.ended or "no optimizer step was seen")
-        return seen
-
-    def _limit(self, slower: float) -> float:
-        """Return the seconds for the start of the next run.
-
-        A run with another setting, which may hang, has a multiple of the first run's time.
-
-        Args:
-            slower: factor of that time.
-        """
-        if not self.usual:
-            return self.startup
-        return min(self.startup, slower * max(_LEAST_STARTUP, _SLOWER * self.usual))
-
-    def _advice(self, result: AttemptResult, limit: float) -> str:
-        return _slower_start(limit) if result.state == AttemptState.HANG else ""
-
-
-def _slower_start(limit: float) -> str:
-    """Return how to allow a start more than so many seconds."""
-    return (
-        f"\nA start may take {limit:g} s. If it takes longer: autotune init --startup-timeout "
-        f"{2 * limit:g}s -- with the command; the study then has the same limit, as "
-        "measurement.startup_timeout"
-    )
-
-
-def _with(given: fields.Given, startup: float) -> Shape:
-    def shape(asked: TrialRequest) -> TrialRequest:
-        assert asked.script is not None
-        changed = dataclasses.replace(
-            asked,
-            script=dataclasses.replace(
-                asked.script, args=given.arguments, constructed=given.constructed
-            ),
-            env={**asked.env, **given.variables},
-            copies=given.copies,
-            timeouts=Timeouts(startup, step=startup),  # nothing is timed
-        )
-        return surveyed(changed)
-
-    return shape
-
-
 def _with_settings(seen: SurveyResult, launched: Launched, workdir: Path) -> SurveyResult:
     """Return a survey with all settings that may give the script a number among its options."""
     found: list[Option] = []
@@ -449,7 +306,7 @@ def _with_settings(seen: SurveyResult, launched: Launched, workdir: Path) -> Sur
     return dataclasses.replace(seen, options=options)
 
 
-def _check(seen: SurveyResult, runner: "_Runner") -> None:
+def _check(seen: SurveyResult, runner: ScriptRuns) -> None:
     """See that a script trains, and for long enough.
 
     Raises:
@@ -463,10 +320,11 @@ def _check(seen: SurveyResult, runner: "_Runner") -> None:
             f"runs by itself.{_printed(output)}"
         )
     if not seen.steps:
-        longer = "" if seen.ended_by_itself else _slower_start(runner.startup)
+        longer = "" if seen.ended_by_itself else slower_start(runner.startup)
         raise BadInput(_without_step(seen, launched, output) + longer)
     if seen.ended_by_itself:
-        raise BadInput(_too_short(launched, seen.steps, None, runner.one_off.setup, seen))
+        longest = runner.one_off.setup.longest_timed
+        raise BadInput(too_short(launched.target, seen.steps, None, longest, seen.options))
 
 
 def _without_step(seen: SurveyResult, launched: Launched, output: str) -> str:

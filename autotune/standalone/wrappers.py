@@ -13,7 +13,7 @@ from autotune.standalone import interpreters
 from autotune.standalone.launched import COMMAND_FIELD, Launched, NoScript, by_torchrun
 from autotune.worker.protocol import PYTHON
 from autotune.worker.python_command import is_python, parsed
-from autotune.worker.starters import BINDING, PASSING, rest_of
+from autotune.worker.starters import BINDING, LAUNCHER_PROGRAMS, OF_MPI, PASSING, rest_of
 
 _MANAGERS = (
     "uv",
@@ -30,10 +30,7 @@ _MANAGERS = (
 _INSTALLING = ("uv", "pdm", "hatch")
 """Those of them that install the packages which a script names itself."""
 _STARTS_RANKS = {
-    **dict.fromkeys(
-        ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"),
-        ("-np", "--np", "-n", "--n", "-c"),
-    ),
+    **dict.fromkeys(OF_MPI, ("-np", "--np", "-n", "--n", "-c")),
     "horovodrun": ("-np", "--num-proc"),
     "composer": ("-n", "--nproc"),
     "colossalai": ("--nproc_per_node",),
@@ -70,7 +67,6 @@ _WITH_NAME = {
     "srun": ("-J", "--job-name", "-p", "--partition", "-A", "--account", "-o", "--output"),
 }
 """Programs, and their options whose value may be named as a program is."""
-_LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric")
 
 
 @dataclass(frozen=True)
@@ -223,7 +219,7 @@ def _srun(words: Sequence[str], *, for_trials: bool) -> Passed:
         raise BadInput(
             f"srun starts {tasks} times what follows, which is made for {launched.nodes}: trials start "
             "ranks as torchrun does, with RANK and WORLD_SIZE; if the script takes those, give "
-            f"`{by_torchrun(launched.script, str(per_node), nodes)}`"
+            f"`{by_torchrun(launched.words, str(per_node), nodes)}`"
         )
 
     return Passed(tuple(command), check=check)
@@ -277,7 +273,7 @@ def _program_place(words: Sequence[str]) -> int:
         if before in with_name or (word.startswith("-") and word != "-m"):
             continue
         name = Path(word).name
-        if is_python(name) or name in _LAUNCHERS or name.endswith(".py"):
+        if is_python(name) or name in LAUNCHER_PROGRAMS or name.endswith(".py"):
             return place
         if name in (*PASSING, *BINDING, *_STARTS_RANKS, "env", "srun") or word == "-m":
             return place
@@ -291,7 +287,7 @@ def _script(words: Sequence[str]) -> tuple[str, ...]:
     """Return the script in a command, with its arguments; empty if there is none."""
     for place, word in enumerate(words):
         if is_python(word) and (python := parsed(words[place + 1 :])):
-            return (*(("-m",) if python.is_module else ()), python.target, *python.args)
+            return python.words
         if word.endswith(".py") and " " not in word:
             return tuple(words[place:])
         if " " in word and (script := _script(word.split())):  # for a shell

@@ -2,13 +2,41 @@
 
 import dataclasses
 import functools
+import json
 import types
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Any,
+    Self,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 Decoder = Callable[[Any], Any]
 Made = TypeVar("Made")
+
+
+class AsJson:
+    """Base class of dataclasses that are written as JSON."""
+
+    def to_text(self) -> str:
+        """Return the object as JSON."""
+        return json.dumps(dataclasses.asdict(cast(Any, self)), default=str)
+
+    @classmethod
+    def from_text(cls, text: str | bytes) -> Self:
+        """Return the object that `to_text` wrote.
+
+        Raises:
+            ValueError: the text has another form.
+        """
+        return decoded(cls, json.loads(text))
 
 
 def decoded(made: type[Made], value: Any) -> Made:

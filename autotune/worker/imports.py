@@ -75,12 +75,12 @@ def installed(before: Iterable[str], factory: str) -> tuple[str, ...]:
         factory: `module:function` of the workload; its own package is never among them.
     """
     known = set(before)
-    own = _root(factory.partition(":")[0])
+    own = package_of(factory.partition(":")[0])
     folders = _library_folders()
     return tuple(
         name
         for name, module in list(sys.modules.items())
-        if name not in known and _root(name) != own and _lies_in(module, folders)
+        if name not in known and package_of(name) != own and _lies_in(module, folders)
     )
 
 
@@ -105,7 +105,7 @@ def load(wanted: Preload) -> str:
         return f"{differing[0]} is read or set when the libraries are imported"
     if not _shared() <= shared:
         return "the libraries open files or share memory when they are imported"
-    brought = {_root(name) for name in set(sys.modules) - before}
+    brought = {package_of(name) for name in set(sys.modules) - before}
     if shadowed := [name for name in sorted(brought) if _is_found_in(name, wanted.import_paths)]:
         return f"{shadowed[0]} is also in the folder of the study"
     return ""
@@ -237,5 +237,6 @@ def _is_found_in(name: str, folders: Sequence[str]) -> bool:
     return spec is not None and spec.loader is not None  # a folder of data is no package
 
 
-def _root(name: str) -> str:
+def package_of(name: str) -> str:
+    """Return the outermost package of a module."""
     return name.partition(".")[0]

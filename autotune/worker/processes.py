@@ -333,7 +333,7 @@ def _described(pid: int) -> str:
     """Describe one process, and why it may not die."""
     try:
         words = proc.of_program(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")
-        foreign = Path(f"/proc/{pid}").stat().st_uid not in (os.geteuid(),) and os.geteuid() != 0
+        foreign = Path(f"/proc/{pid}").stat().st_uid != os.geteuid() and os.geteuid() != 0
     except OSError:
         words, foreign = "", False
     why = "of another user" if foreign else f"state {proc.state(pid)}"

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, TypedDict
 
 from autotune.worker.decoding import decoder
+from autotune.worker.python_command import Program
 
 COMPRESSION_WARM_UP = 3
 """Steps of a trial before gradient compression begins.
@@ -138,14 +139,9 @@ class FileCopy:
 
 
 @dataclass(frozen=True)
-class Script:
-    """Training script of the user, unmodified."""
+class Script(Program):
+    """Training script of the user, unmodified; the path of its file is from the trial's folder on."""
 
-    path: str
-    """Path of the file from the trial's folder, or the dotted name of a module, as for `python -m`.
-    """
-    args: tuple[str, ...] = ()
-    is_module: bool = False
     launch: str = TORCHRUN
     """Launcher whose rules the process follows: one of those above."""
     changes: tuple[str, ...] = ()

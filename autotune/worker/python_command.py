@@ -12,18 +12,37 @@ _LONG_WITH_VALUE = "--check-hash-based-pycs"
 
 
 @dataclass(frozen=True)
-class PythonCommand:
+class Program:
+    """File or module that python runs, with its arguments.
+
+    Attributes:
+        target: path of the file, or the module behind -m.
+    """
+
+    target: str
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return the words of a command behind python and its options."""
+        return (*(("-m",) if self.is_module else ()), self.target, *self.args)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the file, or of the module."""
+        return self.target if self.is_module else Path(self.target).name
+
+
+@dataclass(frozen=True)
+class PythonCommand(Program):
     """Parsed command line of python.
 
     Attributes:
         options: of the interpreter, without -m.
-        target: file, or the module behind -m.
     """
 
-    options: tuple[str, ...]
-    target: str
-    is_module: bool
-    args: tuple[str, ...]
+    options: tuple[str, ...] = ()
 
 
 def is_python(word: str) -> bool:
@@ -47,7 +66,7 @@ def parsed(words: Sequence[str]) -> PythonCommand | None:
         elif word == "-" or word.startswith("--"):
             return None
         elif not word.startswith("-"):
-            return PythonCommand(tuple(options), word, False, tuple(rest))
+            return PythonCommand(word, tuple(rest), options=tuple(options))
         else:
             letters, end, value = _letters(word)
             if end in ("m", "c"):
@@ -86,4 +105,4 @@ def _of_module(
     if letters:
         options = [*options, f"-{letters}"]
     name, args = (named, rest) if named else (rest[0] if rest else "", rest[1:])
-    return PythonCommand(tuple(options), name, True, tuple(args)) if name else None
+    return PythonCommand(name, tuple(args), True, tuple(options)) if name else None

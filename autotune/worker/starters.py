@@ -27,10 +27,23 @@ agent is killed that does not leave."""
 _POLL_SECONDS = 0.02
 _SLURM_SECONDS = 5.0
 """Timeout of a query to slurmctld."""
-_OF_MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun"})
+LAUNCHER_PROGRAMS = frozenset(
+    {"torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric"}
+)
+"""Programs that start the ranks of a script on this node."""
+LAUNCHER_MODULES = frozenset(
+    {
+        *("torch.distributed.run", "torch.distributed.launch"),
+        *("accelerate.commands.launch", "accelerate.commands.accelerate_cli"),
+        "deepspeed.launcher.runner",
+    }
+)
+"""Their modules behind `python -m`."""
+LAUNCHERS = LAUNCHER_PROGRAMS | LAUNCHER_MODULES
+OF_MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun"})
 """Programs of MPI: they start ranks on this node, and elsewhere if they are told other hosts."""
 _DEEPSPEED = "deepspeed"
-_TOLD_HOSTS = _OF_MPI | {"horovodrun"}
+_TOLD_HOSTS = OF_MPI | {"horovodrun"}
 _ELSEWHERE = frozenset(
     {
         *("srun", "kubectl", "docker", "podman", "aprun", "jsrun", "flux", "ray"),
@@ -38,7 +51,7 @@ _ELSEWHERE = frozenset(
     }
 )
 _STARTERS = _TOLD_HOSTS | _ELSEWHERE
-OWN_ENVIRONMENT = _OF_MPI | {
+OWN_ENVIRONMENT = OF_MPI | {
     *("docker", "podman", "apptainer", "singularity", "kubectl", "sudo", "ssh", "systemd-run")
 }
 """Programs whose processes may lack variables of this environment."""
@@ -120,7 +133,7 @@ def elsewhere(argv: Sequence[str]) -> str:
 
 def is_mpi_elsewhere(argv: Sequence[str]) -> bool:
     """Return whether a command is mpirun or its like, and is told other hosts."""
-    return elsewhere(argv) in _OF_MPI
+    return elsewhere(argv) in OF_MPI
 
 
 def _commands(argv: Sequence[str]) -> Iterator[Sequence[str]]:

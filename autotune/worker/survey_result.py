@@ -1,10 +1,9 @@
 """Result of a survey: what a training script showed in its first steps."""
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.worker.decoding import decoded
+from autotune.worker.decoding import AsJson
 
 SETTINGS = (".yaml", ".yml", ".json", ".toml")
 """Extensions of files from which scripts read their settings."""
@@ -40,7 +39,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class SurveyResult:
+class SurveyResult(AsJson):
     """First steps of a script on one rank.
 
     Attributes:
@@ -142,15 +141,6 @@ class SurveyResult:
     def counts_steps(self) -> bool:
         """Return whether only the steps of two runs are comparable, not their samples."""
         return self.varies or self.reuses or not self.micro_batch
-
-    def to_text(self) -> str:
-        """Return the result as JSON."""
-        return json.dumps(asdict(self), default=str)
-
-    @classmethod
-    def from_text(cls, text: str) -> "SurveyResult":
-        """Return the result that `to_text` wrote."""
-        return decoded(cls, json.loads(text))
 
 
 def agrees(own: Any, wanted: Any) -> bool:

@@ -116,6 +116,7 @@ def _run(
     constructed: Mapping[str, KnobValue],
     connection: Connection,
 ) -> None:
+    from autotune.worker.inject.changes import Changes
     from autotune.worker.inject.constructed import Constructed
     from autotune.worker.inject.script_probe import ScriptProbe
     from autotune.worker.inject.script_survey import Survey
@@ -124,7 +125,8 @@ def _run(
     os.chdir(folder)
     # Loaders start their workers as in a process of their own.
     multiprocessing.set_start_method("fork", force=True)
-    survey = Survey(defaults(), constructed=Constructed(constructed))
+    changes, arguments = Changes(defaults(), ()), Constructed(constructed)
+    survey = Survey(changes, arguments)
     probe: ScriptProbe = survey.probe
     probe.counts_tokens = counts_tokens
     counted = [(0, 0)]
@@ -138,11 +140,14 @@ def _run(
         connection.send(Looked(survey.surveyed(ended), samples, tokens, probe.padded))
         os._exit(0)
 
-    def taken(number: int) -> None:
+    def taken() -> None:
+        survey.taken(survey.steps + 1)
         counted.append((probe.samples, probe.tokens))
-        if number == steps:
+        if survey.steps == steps:
             leave()
 
+    arguments.watch()
+    changes.begin()
     survey.watch(lambda: None, taken, leave)
     try:
         exec(compile(text, "train.py", "exec"), {"__name__": "__main__"})

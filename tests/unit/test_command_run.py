@@ -1,10 +1,11 @@
 """A command as a rank runs it: how its end is judged, and what it prints."""
 
 import itertools
+import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -12,6 +13,7 @@ from autotune.worker import failure
 from autotune.worker.files import TrialFiles
 from autotune.worker.protocol import Command, Outcome
 from autotune.worker.rank.command_run import CommandRun
+from autotune.worker.rank.line import RankLine
 from autotune.worker.rank.readings import OutputLines
 from tests.support.trials import trial
 
@@ -20,8 +22,16 @@ class Left(Exception):
     """End of a rank."""
 
 
-def leave(outcome: Outcome | None, cause: str, *, ended_after: int | None = None) -> NoReturn:
-    raise Left(outcome, cause, ended_after)
+class Line(RankLine):
+    """Line to an agent that listens to nothing but the end."""
+
+    def __init__(self) -> None:
+        super().__init__(multiprocessing.Pipe()[0], 0, lambda: None)
+
+    def leave(
+        self, outcome: Outcome | None, cause: str, *, ended_after: int | None = None, **_: Any
+    ) -> NoReturn:
+        raise Left(outcome, cause, ended_after)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +47,7 @@ def test_kill_for_want_of_memory_below_a_launcher_is_out_of_memory(
     text = f"echo oom_kill {kills} > {counter}; exit {status}"
     command = Command(("/bin/sh", "-c", text), str(tmp_path / "own"))
     request = trial(tmp_path, "", command=command)
-    run = CommandRun(request, command, progressed=lambda: None, report=lambda _: None, leave=leave)
+    run = CommandRun(request, command, Line())
     with pytest.raises(Left) as left:
         run.run()
     assert left.value.args[0] is outcome
@@ -70,7 +80,7 @@ def test_error_of_python_is_none_of_memory_though_another_process_was_killed_mea
     log = TrialFiles(Path(request.log_dir)).log(0)
     log.parent.mkdir(parents=True)
     log.write_text("\n".join(printed))
-    run = CommandRun(request, command, progressed=lambda: None, report=lambda _: None, leave=leave)
+    run = CommandRun(request, command, Line())
     with pytest.raises(Left) as left:
         run.run()
     assert left.value.args[0] is outcome

@@ -6,8 +6,9 @@ from torch import nn
 
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
+from autotune.worker.rank.norms import UpdateNorms
 from autotune.worker.rank.profiling import LoopSubject, run_profile, span
-from autotune.worker.rank.trajectory import UpdateNorms, run_trajectory
+from autotune.worker.rank.trajectory import run_trajectory
 from tests.support.one_rank import CPU, WIDTH, group, regression, settings_of_torch
 from tests.support.trials import knobs, of_one_rank
 

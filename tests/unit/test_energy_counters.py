@@ -8,13 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.worker.observers import energy
-from autotune.worker.observers.device import ProcessorWatch
-from autotune.worker.observers.energy import (
-    ProcessorEnergy,
-    devices_unreadable,
-    processors_unreadable,
-)
+from autotune.worker.observers.device import devices_unreadable
+from autotune.worker.observers.energy import ProcessorWatch, processors_unreadable
 from tests.unit.test_telemetry import NVMLError, library, raising
 
 
@@ -39,34 +34,31 @@ def test_energy_is_that_of_all_packages_and_counts_through_the_end_of_the_range(
             "intel-rapl:2": ("psys", 0),
         },
     )
-    meter = ProcessorEnergy(tmp_path)
+    watch = ProcessorWatch(first=True, alone=True, root=tmp_path)
     counters(
         tmp_path,
         {"intel-rapl:0": ("package-0", 3_000_000), "intel-rapl:1": ("package-1", 1_000_000)},
     )
-    assert meter.joules() == pytest.approx(2.0 + 2.0)
-    assert meter.joules() == 0.0
+    assert watch.state().energy_joules == pytest.approx(2.0 + 2.0)
+    assert watch.state().energy_joules == 0.0
     assert processors_unreadable(tmp_path) == ""
 
 
 def test_counter_that_is_missing_or_unreadable_gives_no_energy_and_a_reason(tmp_path: Path) -> None:
-    assert math.isnan(ProcessorEnergy(tmp_path).joules())
+    assert math.isnan(ProcessorWatch(first=True, alone=True, root=tmp_path).state().energy_joules)
     assert "no counter of a processor package" in processors_unreadable(tmp_path)
     counters(tmp_path, {"intel-rapl:0": ("package-0", 5)})
     (tmp_path / "intel-rapl:0" / "energy_uj").write_text("broken\n")
-    assert math.isnan(ProcessorEnergy(tmp_path).joules())
+    assert math.isnan(ProcessorWatch(first=True, alone=True, root=tmp_path).state().energy_joules)
     assert "intel-rapl:0/energy_uj cannot be read" in processors_unreadable(tmp_path)
 
 
-def test_of_ranks_on_a_node_one_tells_its_energy(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_of_ranks_on_a_node_one_tells_its_energy(tmp_path: Path) -> None:
     counters(tmp_path, {"intel-rapl:0": ("package-0", 1_000_000)})
-    monkeypatch.setattr(energy, "packages", lambda _: [tmp_path / "intel-rapl:0"])
-    ranks = [ProcessorWatch(first=first, alone=True) for first in (True, False)]
+    ranks = [ProcessorWatch(first=first, alone=True, root=tmp_path) for first in (True, False)]
     counters(tmp_path, {"intel-rapl:0": ("package-0", 2_500_000)})
     assert [rank.state().energy_joules for rank in ranks] == [1.5, 0.0]
-    shared = ProcessorWatch(first=True, alone=False).state()
+    shared = ProcessorWatch(first=True, alone=False, root=tmp_path).state()
     assert math.isnan(shared.energy_joules), "others may run on the node"
 
 

@@ -6,7 +6,7 @@ import yaml
 from autotune.config import StudySpec
 from autotune.standalone import init_script
 from autotune.standalone.batch_settings import BatchSettings, find_batch_settings
-from autotune.standalone.launch_command import Launched
+from autotune.standalone.launched import Launched
 from autotune.standalone.outside import Outside
 from autotune.standalone.own_options import OwnOptions, Turned
 from autotune.standalone.survey import Findings

@@ -9,9 +9,11 @@ import pytest
 from autotune.cli.running import _path_and_command
 from autotune.config.document import parse
 from autotune.errors import BadInput
-from autotune.standalone import interpreters
+from autotune.standalone import interpreters, rank_launchers
 from autotune.standalone.init_script import _text
-from autotune.standalone.launch_command import NoScript, check_devices, taken_apart
+from autotune.standalone.launch_command import check_devices, taken_apart
+from autotune.standalone.launched import NoScript
+from autotune.worker import starters
 
 
 @pytest.mark.parametrize(
@@ -391,3 +393,8 @@ def test_mpirun_in_the_file_of_accelerate_is_refused(tmp_path):
     file.write_text(f"{text}use_cpu: true\nmpirun_config: {{mpirun_hostfile: {tmp_path}/hosts}}\n")
     with pytest.raises(BadInput, match="accelerate launch is told --mpirun_hostfile"):
         taken_apart(["accelerate", "launch", "--config_file", str(file), "a.py"])
+
+
+def test_launchers_that_are_parsed_are_those_that_a_script_is_told_not_to_start() -> None:
+    assert rank_launchers.LAUNCHERS.keys() == starters.LAUNCHER_PROGRAMS
+    assert rank_launchers.MODULES.keys() == starters.LAUNCHER_MODULES

@@ -51,14 +51,14 @@ def test_each_change_of_the_job_is_told() -> None:
         "many samples.",
     )
     assert job.refusals == ()
-    assert Order.from_text(job.environment[VARIABLE]).baseline == {"bucket_cap_mb": 25}
+    assert Order.from_text(job.environment[VARIABLE]).script.baseline == {"bucket_cap_mb": 25}
 
 
 def test_argument_of_a_class_reaches_the_job_and_is_told_as_code() -> None:
     flags = {"micro_batch": "TrainingArguments(per_device_train_batch_size)"}
     job = script_job(best(flags, args=[]), TORCHRUN, {}, Started(2))
     given = {"TrainingArguments(per_device_train_batch_size)": 32}
-    assert Order.from_text(job.environment[VARIABLE]).constructed == given
+    assert Order.from_text(job.environment[VARIABLE]).script.constructed == given
     assert "micro_batch: TrainingArguments(per_device_train_batch_size=32)" in job.changes
     assert job.command == tuple(TORCHRUN)
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import LauncherError, NotHere
-from autotune.worker.places import device_of
+from autotune.worker.rank_devices import device_of
 from launchers import Resources, layout
 from launchers.layout import (
     Layout,

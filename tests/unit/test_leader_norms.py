@@ -8,7 +8,7 @@ import torch
 from autotune.measurement.numerics import trajectory
 from autotune.worker.inject.rows import Rows
 from autotune.worker.inject.script_probe import ScriptProbe
-from autotune.worker.rank.first_steps import LeaderNorms
+from autotune.worker.rank.norms import LeaderNorms
 
 
 class Padded:

@@ -12,6 +12,7 @@ import pytest
 from autotune.worker import processes
 from autotune.worker.node.trial import NodeTrial
 from autotune.worker.protocol import Outcome, Placement, RankEnd
+from autotune.worker.sandbox import scratch
 from tests.support.trials import of_one_rank
 
 CLOSED = RankEnd(1, Outcome.ERROR, "RuntimeError: Connection closed by peer", at=1.0)
@@ -104,3 +105,22 @@ def test_a_rank_that_never_ends_is_named_rather_than_waited_for(
     monkeypatch.setattr(Process, "endless", True)
     monkeypatch.setattr(Process, "pid", os.getpid())
     assert f"process {os.getpid()} (" in trial.clear().stuck
+
+
+def test_a_trial_whose_ranks_cannot_be_started_leaves_no_folder_of_its_writes(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(scratch, "_roots", lambda: [str(tmp_path)])
+
+    def refused(_: Process) -> None:
+        raise OSError("no process can be made")
+
+    monkeypatch.setattr(Process, "start", refused)
+    request = of_one_rank({}, log_dir=str(tmp_path / "logs"), may_write=False)
+    here = Placement(0, 0, 1, "127.0.0.1", 1, "lo")
+    with pytest.raises(OSError, match="no process"):
+        NodeTrial(request, here, context, set())  # type: ignore[arg-type]
+    scratch.finish(30)
+    (own,) = tmp_path.glob("autotune-sandbox-*")
+    assert not [*own.iterdir()]

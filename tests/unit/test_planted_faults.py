@@ -9,7 +9,9 @@ from autotune.measurement.numerics import refuted, trajectory
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.loop import TrainingLoop
-from autotune.worker.rank.trajectory import UpdateNorms, plain_autocast, run_trajectory
+from autotune.worker.rank.norms import UpdateNorms
+from autotune.worker.rank.quiet import plain_autocast
+from autotune.worker.rank.trajectory import run_trajectory
 from autotune.workloads import convnet
 from benchmarks.gate_faults import FAULTS
 from tests.support.one_rank import CPU, group, regression, settings_of_torch
@@ -125,6 +127,21 @@ def test_plain_autocast_covers_forward_and_loss_and_no_backward_pass():
             assert model(torch.ones(2, 4)).dtype == torch.float32
     assert seen == [False, False]
     assert model(torch.ones(2, 4)).dtype == torch.float32
+
+
+def test_plain_autocast_leaves_what_a_library_has_put_around_the_backward_pass(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "backward", torch.Tensor.backward)
+    passes = []
+    with plain_autocast("cpu"):
+        backward = torch.Tensor.backward
+
+        def counted(loss, *args, **kwargs):
+            passes.append(loss)
+            return backward(loss, *args, **kwargs)
+
+        torch.Tensor.backward = counted
+    torch.ones(1, requires_grad=True).sum().backward()
+    assert passes
 
 
 def test_other_dropout_does_not_show():

@@ -29,7 +29,7 @@ from autotune.worker.inject.job_order import Order
 from autotune.worker.inject.root_changes import RootChanges
 from autotune.worker.inject.roots import PLACE, Call, Prepare, Roots
 from autotune.worker.inject.steps import after_steps, before_steps
-from autotune.worker.protocol import CHECKED_STEPS, COMPRESSION_WARM_UP
+from autotune.worker.protocol import CHECKED_STEPS, COMPRESSION_WARM_UP, Script
 from tests.support.apart import run_apart
 from tests.support.trials import knobs
 
@@ -515,7 +515,7 @@ def _powersgd_begins(*, in_job: bool) -> None:
     chosen = knobs(gradient_compression="powersgd")
     names = ("gradient_compression",)
     if in_job:
-        os.environ[job_order.VARIABLE] = Order("train.py", False, chosen, names).to_text()
+        os.environ[job_order.VARIABLE] = Order(Script("train.py", changes=names), chosen).to_text()
         job_order.begin(["python", "train.py"])
     else:
         Changes(chosen, names).begin()

@@ -30,6 +30,8 @@ from autotune.worker.inject.batch_samples import samples, samples_given, samples
 from autotune.worker.inject.changes import DDP, SHARDING
 from autotune.worker.inject.job_order import IN_RANK, VARIABLE, Order, runs
 from autotune.worker.inject.speed_report import ADDRESS
+from autotune.worker.protocol import Script
+from autotune.worker.python_command import Program
 from search_spaces import defaults
 from tests.support.steering import write_study
 
@@ -266,21 +268,28 @@ def test_stored_study_whose_variable_says_otherwise_is_read() -> None:
     assert as_stored(stored).full_baseline()["micro_batch"] == 8
 
 
+TRAIN, MODULE, TORCHRUN = (
+    Program("train.py"),
+    Program("pkg.train", is_module=True),
+    Program("torchrun"),
+)
+
+
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        (["python", "train.py", "-m", "x"], ("train.py", False)),
-        (["python", "-u", "-X", "dev", "src/train.py"], ("train.py", False)),
-        (["python", "-um"], None),
-        (["python", "-m", "pkg.train", "--x"], ("pkg.train", True)),
-        (["python", "-W", "ignore", "-m", "pkg.train"], ("pkg.train", True)),
-        (["python", "/bin/torchrun", "train.py"], ("torchrun", False)),
-        (["python", "-c", "train.py"], None),
-        (["python"], None),
+        (["python", "train.py", "-m", "x"], [TRAIN]),
+        (["python", "-u", "-X", "dev", "src/train.py"], [TRAIN]),
+        (["python", "-um"], []),
+        (["python", "-m", "pkg.train", "--x"], [MODULE]),
+        (["python", "-W", "ignore", "-m", "pkg.train"], [MODULE]),
+        (["python", "/bin/torchrun", "train.py"], [TORCHRUN]),
+        (["python", "-c", "train.py"], []),
+        (["python"], []),
     ],
 )
-def test_what_a_command_runs(command: list[str], expected: tuple[str, bool] | None) -> None:
-    assert runs(command) == expected
+def test_what_a_command_runs(command: list[str], expected: list[Program]) -> None:
+    assert [one for one in (TRAIN, MODULE, TORCHRUN) if runs(command, one)] == expected
 
 
 def best(**script: Any) -> BestConfig:
@@ -311,7 +320,7 @@ def test_the_users_own_command_is_what_was_tuned() -> None:
     assert job.environment["STEPS"] == "2"
     assert job.environment["PYTHONPATH"].endswith(os.pathsep + "/mine")
     order = Order.from_text(job.environment["AUTOTUNE_RUN"])
-    assert (order.target, order.is_module, order.changes) == ("train.py", False, ("bucket_cap_mb",))
+    assert (order.script.name, order.script.changes) == ("train.py", ("bucket_cap_mb",))
     assert order.knobs["bucket_cap_mb"] == 5
 
 
@@ -527,7 +536,7 @@ def test_console_script_of_a_job_is_the_first_word() -> None:
     )
     job = script_job(config, ["yolo", "train", "batch=16"], {})
     assert job.command == ("yolo", "train", "batch=32")
-    assert runs(["python3", "/env/bin/yolo", "train"]) == ("yolo", False)
+    assert runs(["python3", "/env/bin/yolo", "train"], Program("yolo"))
 
 
 def test_python_that_looks_at_no_variable_is_refused_what_acts_from_outside() -> None:
@@ -604,7 +613,7 @@ def run_order(
 ) -> subprocess.CompletedProcess[str]:
     """Run python as in a job that is to have these changes; this one has autotune."""
     knobs = {**defaults(), "attention": "flash3"}
-    order = Order("train.py", False, knobs, tuple(changes))
+    order = Order(Script("train.py", changes=tuple(changes)), knobs)
     paths = [str(Path(inject.__file__).parent / "site")]
     paths += [str(Path(autotune.__file__).parents[1])] * (python == Path(sys.executable))
     env = {"PYTHONPATH": os.pathsep.join(paths), VARIABLE: order.to_text()}

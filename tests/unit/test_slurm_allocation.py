@@ -156,14 +156,14 @@ def test_relay_gives_the_agent_the_variables_of_the_job_and_none_of_the_step(
     order = relay.AgentOrder("10.0.0.1", {"SLURM_JOB_ID": "7"}, [])
     monkeypatch.setattr(relay, "AgentProcess", Agent)
     monkeypatch.setattr(relay.os, "_exit", sys.exit)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(order.to_line())))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(order.to_text().encode())))
     monkeypatch.setenv("SLURM_NTASKS", "1")
     monkeypatch.setenv("SRUN_DEBUG", "3")
     with pytest.raises(SystemExit) as ended:
         relay.main()
     assert ended.value.code == status
     assert started == {"host": "10.0.0.1", "env": {"SLURM_JOB_ID": "7"}, "step": []}
-    assert json.loads(order.to_line())["devices"] == []
+    assert json.loads(order.to_text())["devices"] == []
 
 
 def test_address_of_loopback_gives_way_to_the_one_towards_another_node() -> None:

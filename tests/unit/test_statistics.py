@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.worker.inject.statistics import BATCH_NORM, batch_norms, compares_rows
+from autotune.worker.observers.statistics import BATCH_NORM, batch_norms, compares_rows
 
 
 def test_batch_normalisation_is_seen_while_it_trains() -> None:

@@ -48,7 +48,7 @@ class Job:
                 self.now += MINUTE / 6
                 for rank in range(ranks):
                     pace = SpeedReport(rank, ranks, 10, 10.0, rate * 10 / ranks, 0, problem)
-                    self.watcher.hear(pace.to_bytes())
+                    self.watcher.hear(pace.to_text().encode())
                 self.watcher.check()
         return self.said[before:]
 
@@ -110,7 +110,7 @@ def test_tokens_are_compared_where_tokens_were_promised() -> None:
     job = Job(throughput=promised, world_size=1)
     for _ in range(6):
         job.now += MINUTE / 5
-        job.watcher.hear(SpeedReport(0, 1, 1, 2.0, 1, 98).to_bytes())
+        job.watcher.hear(SpeedReport(0, 1, 1, 2.0, 1, 98).to_text().encode())
         job.watcher.check()
     assert "49 tokens/s in the first minute" in job.said[-1]
     assert job.metrics()["autotune_job_tokens_per_second"] == "49.0"
@@ -187,7 +187,7 @@ def ended() -> Iterator[int]:
 def test_the_watcher_leaves_with_the_job(ended: int) -> None:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with here, there:
-        there.send(SpeedReport(0, 2, 1, 1.0, 1, 0).to_bytes())
+        there.send(SpeedReport(0, 2, 1, 1.0, 1, 0).to_text().encode())
         job = Job()
         job.watcher.attend(here, ended)
     assert job.metrics()['autotune_job_steps_total{rank="0"}'] == "1.0"

@@ -9,7 +9,7 @@ from autotune.config import StudySpec
 from autotune.config.scripts import ScriptWorkload
 from autotune.standalone import init_script
 from autotune.standalone.batch_settings import BatchSettings
-from autotune.standalone.launch_command import Launched
+from autotune.standalone.launched import Launched
 from autotune.standalone.outside import Outside, candidates
 from autotune.standalone.survey import Findings
 from autotune.worker.survey_result import SurveyResult

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from autotune.worker.gradients import parameters_of
 from autotune.worker.protocol import COMPRESSION_WARM_UP, Knobs
 
 HOOKED = ("gradient_compression", "powersgd_rank")
@@ -71,7 +72,7 @@ def _while_warming_up(
 def averaged_gradients(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """Yield the mean gradients over all ranks, also where ranks exchange something else."""
     own_only = isinstance(optimizer, OneBitAdam) and optimizer.compresses
-    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+    for parameter in parameters_of(optimizer):
         if parameter.grad is not None:
             mean = parameter.grad
             if own_only:
@@ -120,8 +121,8 @@ class OneBitAdam(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update once: from averaged gradients in the warm-up, then from the rank's own."""
         if self.compresses:
-            parameters = [p for group in self.param_groups for p in group["params"]]
-            known = (p for p in parameters if p.grad is not None and "exp_avg" in self.state[p])
+            several = parameters_of(self)
+            known = (p for p in several if p.grad is not None and "exp_avg" in self.state[p])
             self._exchange(list(known))
         else:
             self._plain.step(closure)

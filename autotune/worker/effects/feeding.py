@@ -1,5 +1,6 @@
 """Delivery of batches to the device."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -210,19 +211,12 @@ def _prefetched(
     while True:
         current = torch.cuda.current_stream(device)
         current.wait_stream(side)
-        batch = upcoming
-        _record_stream(batch, current)
+        batch = mapped(upcoming, functools.partial(_read_on, current))
         upcoming = copy_next()
         yield batch
 
 
-def _record_stream(batch: Any, stream: torch.cuda.Stream) -> None:
+def _read_on(stream: torch.cuda.Stream, tensor: torch.Tensor) -> torch.Tensor:
     # Without this the allocator may hand the memory to the side stream while it is still read.
-    if isinstance(batch, torch.Tensor):
-        batch.record_stream(stream)
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            _record_stream(value, stream)
-    elif isinstance(batch, list | tuple):
-        for value in batch:
-            _record_stream(value, stream)
+    tensor.record_stream(stream)
+    return tensor

@@ -32,7 +32,7 @@ CUDA_GRAPHS = frozenset({"reduce-overhead", "max-autotune"})
 """Values of compile under which results lie in memory that the next call writes to."""
 _TAKE_MORE = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 """Implementations for what another one refuses, in this order."""
-_OF_IMAGES = 4
+OF_IMAGES = 4
 """Dimensions of a batch of images, and of the weight of a convolution over them."""
 _MULTIPLE = 16
 """Divisor of the dimensions of a matrix that FP8 products take."""
@@ -252,7 +252,7 @@ def has_image_convolutions(model: nn.Module) -> bool:
 
 
 def _with_channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    of_images = tensor.dim() == _OF_IMAGES
+    of_images = tensor.dim() == OF_IMAGES
     return tensor.contiguous(memory_format=torch.channels_last) if of_images else tensor
 
 

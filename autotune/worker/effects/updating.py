@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autotune.worker.effects.compression import OneBitAdam
+from autotune.worker.gradients import whole
 from autotune.worker.protocol import Knobs
 from autotune.worker.workload import Workload
 
@@ -139,9 +140,8 @@ class Updates:
         """
         self.unscale()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm, norm_type)
-        whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        self.norm_before_clipping = whole
-        return whole
+        self.norm_before_clipping = whole(norm)
+        return self.norm_before_clipping
 
 
 def _plainly(update: Updates) -> None:

@@ -20,6 +20,7 @@ from autotune.worker.effects import kernels, parallel, precision, process
 from autotune.worker.effects.compression import HOOKED, compress_gradients
 from autotune.worker.effects.feeding import OF_LOADER
 from autotune.worker.effects.parallel import DDP_ARGUMENTS
+from autotune.worker.gradients import parameters_of
 from autotune.worker.inject import sharding
 from autotune.worker.inject.constructed import construct_by
 from autotune.worker.inject.detected import is_sharded
@@ -246,8 +247,7 @@ class Changes:
             self._choose_kernels(optimizer)
 
     def _before_first_update(self, optimizer: Optimizer) -> None:
-        parameters = (one for group in optimizer.param_groups for one in group["params"])
-        if self._sharded and any(map(is_sharded, parameters)):
+        if self._sharded and any(map(is_sharded, parameters_of(optimizer))):
             self._met |= self._names & SHARDING
         if "channels_last" in self._names:
             kernels.lay_out_state(optimizer)

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from autotune.worker.effects.feeding import OF_LOADER, OF_WORKERS
+from autotune.worker.effects.kernels import OF_IMAGES
 from autotune.worker.effects.parallel import DDP_ARGUMENTS
 from autotune.worker.patches import Wrapper, wrapping
 from autotune.worker.protocol import Knobs
@@ -21,8 +22,6 @@ _FORMATS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"
 _MIB = 1 << 20
 _BACKENDS_BY_GRAPH = "debug_backend_override"
 """Setting of torch._dynamo: numbers of graphs, and the back end that compiles them."""
-_OF_IMAGES = 4
-"""Dimensions of the weight of a convolution over images."""
 _HOOKS = {
     "allreduce_hook": "none",
     "fp16_compress_hook": "fp16",
@@ -124,7 +123,7 @@ def memory_format(parameters: Iterable[torch.Tensor]) -> dict[str, Any]:
 
     A weight of one channel or of 1 x 1 has both formats at once.
     """
-    weights = (one for one in parameters if one.dim() == _OF_IMAGES and not is_sharded(one))
+    weights = (one for one in parameters if one.dim() == OF_IMAGES and not is_sharded(one))
     last = [
         not weight.is_contiguous()
         for weight in weights

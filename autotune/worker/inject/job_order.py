@@ -3,19 +3,17 @@
 It imports nothing of torch before it is known that this process is the one to be changed.
 """
 
-import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from autotune.worker.decoding import decoded
+from autotune.worker.decoding import AsJson
 from autotune.worker.inject import speed_report
 from autotune.worker.inject.settings_copies import SettingsCopies
-from autotune.worker.protocol import FileCopy
-from autotune.worker.python_command import parsed
+from autotune.worker.protocol import FileCopy, Script
+from autotune.worker.python_command import Program, parsed
 
 VARIABLE = "AUTOTUNE_RUN"
 """Environment variable that holds an Order as JSON."""
@@ -26,37 +24,17 @@ _TRACKER = "multiprocessing.resource_tracker"
 
 
 @dataclass(frozen=True)
-class Order:
-    """Changes for a job, and the processes that they are meant for.
+class Order(AsJson):
+    """Changes for a job, and the script whose processes they are meant for.
 
     Attributes:
-        target: name of the script's file, or of the module behind -m.
-        changes: names of those that act from outside.
-        baseline: their values in the baseline, as far as they are known.
-        constructed: arguments with which it constructs objects of a framework.
+        knobs: a value for every knob.
         copies: of settings files that the script reads; their texts are written already.
-        samples: of one rank in a step, where no loader shows them; 0: unknown.
-        fixed_samples: whether `samples` count even if a loader shows others.
     """
 
-    target: str
-    is_module: bool
+    script: Script
     knobs: dict[str, Any]
-    changes: tuple[str, ...]
     copies: tuple[FileCopy, ...] = ()
-    constructed: dict[str, Any] = field(default_factory=dict)
-    samples: int = 0
-    fixed_samples: bool = False
-    baseline: dict[str, Any] = field(default_factory=dict)
-
-    def to_text(self) -> str:
-        """Return the order as a value for the environment."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_text(cls, text: str) -> "Order":
-        """Return the order that `to_text` wrote."""
-        return decoded(cls, json.loads(text))
 
 
 def begin(command: Sequence[str]) -> None:
@@ -69,9 +47,10 @@ def begin(command: Sequence[str]) -> None:
     if not text:
         return
     order = Order.from_text(text)
+    script = order.script
     # Not for what the rank starts in turn.
     in_rank = os.environ.pop(IN_RANK, None) and not any(_TRACKER in word for word in command)
-    if not in_rank and runs(command) != (order.target, order.is_module):
+    if not in_rank and not runs(command, script):
         return
     from autotune.worker.effects import process
     from autotune.worker.inject import spawning
@@ -83,26 +62,24 @@ def begin(command: Sequence[str]) -> None:
 
     copies = SettingsCopies(order.copies)
     copies.begin()
-    constructed = Constructed(order.constructed)
-    if order.constructed:
+    constructed = Constructed(script.constructed)
+    if script.constructed:
         constructed.watch()
-    changes = Changes(order.knobs, order.changes, order.baseline, in_job=True)
+    changes = Changes(order.knobs, script.changes, script.baseline, in_job=True)
     changes.begin()
-    if "cpu_affinity" in order.changes and process.share_of_job(order.knobs):
+    if "cpu_affinity" in script.changes and process.share_of_job(order.knobs):
         changes.met("cpu_affinity")
     _say_what_is_idle(changes, copies, constructed)
     if address := os.environ.get(speed_report.ADDRESS):
         from autotune.worker.inject import meter
 
-        meter.begin(address, changes.built, samples=order.samples, always=order.fixed_samples)
+        meter.begin(address, changes.built, samples=script.samples, always=script.fixed_samples)
 
 
-def runs(command: Sequence[str]) -> tuple[str, bool] | None:
-    """Return the file or module that python runs, and whether it is a module; else None."""
-    parts = parsed(command[1:])
-    if parts is None:
-        return None
-    return (parts.target, True) if parts.is_module else (Path(parts.target).name, False)
+def runs(command: Sequence[str], script: Program) -> bool:
+    """Return whether a command of python runs a script, in whichever folder its file is."""
+    run = parsed(command[1:])
+    return run is not None and (run.name, run.is_module) == (script.name, script.is_module)
 
 
 def _say_what_is_idle(changes: Any, copies: SettingsCopies, constructed: Any) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -27,20 +27,6 @@ batch ever counts.
 """
 
 
-class Counters(Protocol):
-    """Counters of the training so far."""
-
-    saw_loader: bool
-
-    @property
-    def samples(self) -> int:
-        """Return the samples trained on."""
-
-    @property
-    def tokens(self) -> int:
-        """Return the tokens of these samples."""
-
-
 class Meter:
     """Timer of blocks of whole steps.
 
@@ -49,7 +35,7 @@ class Meter:
 
     def __init__(
         self,
-        counters: Counters,
+        probe: ScriptProbe,
         tell: Callable[[int, float, float, float], None],
         *,
         step_samples: int = 0,
@@ -64,7 +50,7 @@ class Meter:
             always: whether `step_samples` counts even if a loader shows other samples.
             clock: returns seconds.
         """
-        self._counters = counters
+        self._probe = probe
         self._tell = tell
         self._step_samples = step_samples
         self._always = always
@@ -83,11 +69,11 @@ class Meter:
                 return
             self._tell(self._steps, seconds, *self._drawn())
         self._steps, self._started = 0, now
-        self._samples, self._tokens = self._counters.samples, self._counters.tokens
+        self._samples, self._tokens = self._probe.samples, self._probe.tokens
 
     def _drawn(self) -> tuple[float, float]:
-        rows, tokens = self._counters.samples - self._samples, self._counters.tokens - self._tokens
-        if self._step_samples and (self._always or not self._counters.saw_loader):
+        rows, tokens = self._probe.samples - self._samples, self._probe.tokens - self._tokens
+        if self._step_samples and (self._always or not self._probe.saw_loader):
             samples = self._step_samples * self._steps
             return samples, samples * tokens / rows if rows else 0.0
         return rows, tokens
@@ -112,9 +98,7 @@ class JobProbe(ScriptProbe):
             backward(loss, *args, **kwargs)
 
         def after_step(optimizer: Optimizer, *_: Any) -> None:
-            if self.leader is None:
-                self.leader = optimizer
-            if self._counts(optimizer):
+            if self._leader.takes(optimizer):
                 taken()
 
         after_steps(after_step)
@@ -165,6 +149,6 @@ def begin(address: str, built: ScriptObjects, *, samples: int, always: bool) -> 
         rank, world_size = place()
         report = SpeedReport(rank, world_size, steps, seconds, samples, tokens, probe.problem)
         with contextlib.suppress(OSError):
-            line.send(report.to_bytes())
+            line.send(report.to_text().encode())
 
     probe.watch_speed(Meter(probe, tell, step_samples=samples, always=always).taken)

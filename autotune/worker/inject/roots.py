@@ -43,6 +43,11 @@ def in_training() -> bool:
     return torch.is_grad_enabled() and not torch._C._is_tracing() and not _is_exporting()
 
 
+def in_backward() -> bool:
+    """Return whether a backward pass is under way, as where it computes activations anew."""
+    return torch._C._current_graph_task_id() != _NO_BACKWARD
+
+
 class Roots:
     """Finder of root modules, which replaces what is called of each.
 
@@ -99,7 +104,7 @@ class Roots:
             self._steps_left > 0
             and not self.inside
             and in_training()
-            and torch._C._current_graph_task_id() == _NO_BACKWARD
+            and not in_backward()
             and module not in self.found
             and self._is_updated(module)
             and not _passes_on(module)

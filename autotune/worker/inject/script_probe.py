@@ -7,7 +7,6 @@ the backward pass begins.
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,12 +17,14 @@ from torch.utils.data import dataloader
 
 from autotune.worker import failure
 from autotune.worker.effects.precision import is_skipped
+from autotune.worker.gradients import parameters_of
 from autotune.worker.inject import asked, detected, repeats
 from autotune.worker.inject.accumulation import Accumulation
 from autotune.worker.inject.batch_samples import samples as guess
 from autotune.worker.inject.changes import ScriptObjects
 from autotune.worker.inject.draws import Batch, Draws, Source
 from autotune.worker.inject.graph import reached
+from autotune.worker.inject.leader import Leader
 from autotune.worker.inject.rows import Rows
 from autotune.worker.inject.steps import after_steps, before_steps
 from autotune.worker.inject.tokens import Tokens
@@ -33,10 +34,6 @@ from autotune.worker.protocol import Outcome
 
 _SOURCE = "_source_seen_by_autotune"
 """Attribute of a loader's iterator: a Source."""
-_MOST_OF_OTHERS = 128
-"""Steps that others take for one of the leader; a critic takes 100 for one of its generator (WGAN)."""
-_MOST_OF_PASSES = 128
-"""Steps of the leader after the same backward passes that are one; ZeRO has one for each group."""
 _STEP_FAILED = Outcome.ERROR, "a step of an optimizer failed"
 
 
@@ -74,9 +71,8 @@ class ScriptProbe:
         records_loss: whether the loss of the following backward passes will be read.
         first_backward: collectives that the process had begun when the first backward pass began;
             None before there is one.
-        leader: optimizer that stepped first, until others step without it; its steps are those of the
-            training, one for the same backward passes.
         accumulation: micro-batches of its steps.
+        scaled: whether a GradScaler has scaled a loss.
         failed: outcome and cause of a backward pass or step that was not completed; None once an
             optimizer has stepped since.
     """
@@ -87,40 +83,47 @@ class ScriptProbe:
         *,
         counts_tokens: bool = False,
         trained: Callable[[Sequence[Batch]], None] | None = None,
+        first_loss: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         """Prepare the probe.
 
         Args:
             counts_tokens: whether to count `tokens`.
             trained: see Draws.
+            first_loss: called with the loss that the first backward pass begins with.
         """
         self.built = built or ScriptObjects()
         self.draws = Draws(trained)
         self.accumulation = Accumulation()
+        self._leader = Leader(self.accumulation, self.draws)
         self.rows: Rows | None = None
         self.saw_loader = False
         self.guessed = False
         self.wait_seconds = 0.0
         self.loss: torch.Tensor | None = None
         self.records_loss = True
-        self.leader: Optimizer | None = None
         self.first_backward: int | None = None
+        self.scaled = False
         self.failed: tuple[Outcome, str] | None = None
         self.counts_tokens = counts_tokens
         self.padded = False
+        self._first_loss = first_loss
         self._unscaled: torch.Tensor | None = None
-        self._overflows: Counter[int] = Counter()
-        self._taken = False
-        self._passes_of_step = 0
-        self._steps_of_passes = 0
-        self._passes_of_others = 0
-        self._steps_of_others = 0
-        self._left_out = 0
         self._threaded = False
         self._formats = detected.Formats()
         self._recomputation = detected.Recomputation()
         self._of_loader: dict[str, Any] = {}
         self._last_evaluated: Callable[[], nn.Module | None] = lambda: None
+
+    @property
+    def leader(self) -> Optimizer | None:
+        """Return the optimizer whose steps are those of the training; None before the first one."""
+        return self._leader.optimizer
+
+    @property
+    def steps_left_out(self) -> int:
+        """Return the steps of the training that do not count, see Leader."""
+        return self._leader.steps_left_out
 
     @property
     def samples(self) -> int:
@@ -182,7 +185,7 @@ class ScriptProbe:
         if at_gradients:
             self._watch_gradients(at_gradients)
 
-        accumulation = self.accumulation
+        accumulation, leader = self.accumulation, self._leader
         compares = at_gradients is not None
 
         def before_step(*_: Any) -> None:
@@ -193,62 +196,23 @@ class ScriptProbe:
             self.failed = None
             if compares and is_skipped(optimizer):
                 return  # as where the update is not fused: there the scaler does not call it
-            self._taken = True
-            if self.leader is None:
-                self.leader = optimizer
-            if self._counts(optimizer):
+            if leader.takes(optimizer):
                 accumulation.ends(self.draws.batches)
                 taken()
 
         before_steps(before_step)
         after_steps(after_step)
 
-    def _counts(self, optimizer: Optimizer) -> bool:
-        """Return whether a step that is over, or was skipped, is one of the training.
-
-        Of the leader's steps after the same backward passes, only the first is: ZeRO steps group by
-        group, and a subclass calls the step of its base class. Where no backward pass is seen, all are,
-        and again after many steps without another one: a CUDA graph replays passes that nothing sees.
-        """
-        passes = self.accumulation.passes
-        if (self.leader or optimizer) is not optimizer:
-            self._stand_in(optimizer, passes)
-            return False
-        if 0 < passes == self._passes_of_step:
-            self._steps_of_passes += 1
-            return self._steps_of_passes > _MOST_OF_PASSES
-        self._passes_of_step, self._steps_of_others, self._steps_of_passes = passes, 0, 1
-        return True
-
-    def _stand_in(self, optimizer: Optimizer, passes: int) -> None:
-        """Let another optimizer lead once others step in its place, as where it is built anew."""
-        if passes == self._passes_of_others:
-            return
-        self._passes_of_others = passes
-        self._steps_of_others += 1
-        if self._steps_of_others == _MOST_OF_OTHERS:
-            self._left_out = self.steps_left_out + _MOST_OF_OTHERS
-            self._steps_of_others = 0
-            self.leader, self._passes_of_step = optimizer, passes
-            self.accumulation.left_out(self.draws.batches)
-
-    @property
-    def steps_left_out(self) -> int:
-        """Return the steps that do not count.
-
-        They were skipped, as a gradient was too large for fp16, or others took them before one led.
-        """
-        return self._left_out + self._overflows[id(self.leader)]
-
     def _watch_gradients(self, at_gradients: Callable[[], None]) -> None:
+        leader = self._leader
+
         def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            self.leader = self.leader or optimizer
-            computed = optimizer is self.leader and not _has_closure(args, kwargs)
+            computed = leader.leads(optimizer) and not _has_closure(args, kwargs)
             if computed and not is_skipped(optimizer):
                 at_gradients()
 
         def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if optimizer is self.leader and _has_closure(args, kwargs):
+            if optimizer is leader.optimizer and _has_closure(args, kwargs):
                 at_gradients()
 
         before_steps(before_step)
@@ -259,7 +223,7 @@ class ScriptProbe:
         found = {**self._of_loader, **self._recomputation.detected(), **detected.compilation()}
         if self.leader is not None:
             found |= detected.optimizer_settings(self.leader)
-            trained = [p for group in self.leader.param_groups for p in group["params"]]
+            trained = [*parameters_of(self.leader)]
             found["precision"] = self._formats.detected(trained)
             found |= detected.memory_format(trained)
         if self.built.model is not None:
@@ -385,6 +349,8 @@ class ScriptProbe:
             self._trained(loss)
             if self.first_backward is None:
                 self.first_backward = communication.collectives()
+                if self._first_loss:
+                    self._first_loss(loss)
             if self.records_loss:
                 self._record_loss(loss)
             try:
@@ -406,6 +372,7 @@ class ScriptProbe:
 
         @wrapping(torch.amp.GradScaler, "scale")
         def watched(scale: Any, scaler: torch.amp.GradScaler, outputs: Any) -> Any:
+            self.scaled = self.scaled or scaler.is_enabled()
             records = self.records_loss and isinstance(outputs, torch.Tensor)
             if records and outputs.numel() == 1:
                 self._unscaled = outputs.detach()
@@ -415,9 +382,8 @@ class ScriptProbe:
         def stepped(
             step: Any, scaler: torch.amp.GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any
         ) -> Any:
-            self._taken = False
+            self._leader.stepped = False
             found = step(scaler, optimizer, *args, **kwargs)
-            if not self._taken and self._counts(optimizer):
-                self._overflows[id(optimizer)] += 1
-                self.accumulation.left_out(self.draws.batches)
+            if not self._leader.stepped:
+                self._leader.skips(optimizer)
             return found

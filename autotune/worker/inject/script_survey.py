@@ -5,7 +5,7 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autotune.worker.effects.apply import targets_in
+from autotune.worker.gradients import held_norm, parameters_of
 from autotune.worker.inject import detected
 from autotune.worker.inject.accumulation import strays
 from autotune.worker.inject.batch_samples import samples_given, samples_returned, tensors
@@ -23,15 +24,13 @@ from autotune.worker.inject.constructed import ACCUMULATED_BY_LOOP, Constructed,
 from autotune.worker.inject.draws import Batch, of_one_pass
 from autotune.worker.inject.graph import product_formats
 from autotune.worker.inject.options import Options
+from autotune.worker.inject.roots import in_backward
 from autotune.worker.inject.script_probe import ScriptProbe
 from autotune.worker.inject.settled import Settled, may_hold_settings
-from autotune.worker.inject.statistics import Statistics
-from autotune.worker.observers.gradients import held_norm
+from autotune.worker.observers.statistics import Statistics
 from autotune.worker.patches import wrapping
-from autotune.worker.protocol import Knobs
 from autotune.worker.survey_result import SETTINGS, Option, SurveyResult
 
-_NO_BACKWARD = -1
 _MOST_SIGNS = 4000
 """Batches and backward passes before the first optimizer step: more than any script accumulates."""
 _FEW_BACKWARDS = 8
@@ -91,24 +90,22 @@ class Survey:
     """
 
     def __init__(
-        self,
-        knobs: Knobs,
-        names: tuple[str, ...] = (),
-        constructed: Constructed | None = None,
+        self, changes: Changes, constructed: Constructed, *, looks_at_passes: bool = True
     ) -> None:
         """Prepare the survey.
 
         Args:
-            knobs: a value for every knob.
-            names: of those that act on the script from outside. With any, passes are not looked at:
-                what looks at them would be compiled as well.
-            constructed: constructors of frameworks, which may be given other arguments.
+            changes: to the script, which have begun before the survey does.
+            constructed: constructors of frameworks, likewise.
+            looks_at_passes: whether to look at forward passes.
         """
-        self._changes = Changes(knobs, names)
-        self._looks_at_passes = not names
-        self.probe = ScriptProbe(self._changes.built, trained=self._counted)
+        self._changes = changes
+        self._constructed = constructed
+        self._looks_at_passes = looks_at_passes
+        self.probe = ScriptProbe(
+            self._changes.built, trained=self._counted, first_loss=self._look_at_products
+        )
         self._options = Options()
-        self._constructed = constructed or Constructed()
         self._settled = Settled()
         self._statistics = Statistics()
         self.steps = 0
@@ -120,9 +117,7 @@ class Survey:
         self._batches: list[float] = []
         self._of_passes: list[int] = []
         self._steps: list[_Step] = []
-        self._backwards = 0
         self._products: frozenset[torch.dtype] = frozenset()
-        self._scaled = False
         self._gradient = math.nan
         self._settings: dict[str, None] = {}
         self._folder = Path.cwd()
@@ -131,50 +126,51 @@ class Survey:
     def watch(
         self,
         went_on: Callable[[], None],
-        taken: Callable[[int], None],
+        taken: Callable[[], None],
         given_up: Callable[[str], None],
     ) -> None:
         """Observe from now on.
 
         Args:
             went_on: called whenever the script makes progress.
-            taken: called after each optimizer step, with the number of steps.
+            taken: called after each optimizer step; it calls `taken` of the survey.
             given_up: called where there is much of a training, and never a step; with a
                 description.
         """
         detected.leave_graphs_uncompiled()
         self._options.watch()
-        self._constructed.watch()
         self._settled.watch()
         self._statistics.watch()
-        self._changes.begin()
         if self._looks_at_passes:
             self._watch_passes()
-        self._watch_scalers()
         sys.addaudithook(self._audit)
-
-        def after() -> None:
-            self.steps += 1
-            if self.steps == 1:
-                assert self.probe.leader is not None
-                self._gradient = held_norm(self.probe.leader)
-                self._idle = self._changes.idle(draws=self.probe.saw_loader)
-            self._steps.append(self._step())
-            for passes in self._passes.values():
-                passes.of_steps.append(passes.since_step)
-                passes.since_step = 0
-            taken(self.steps)
 
         def alive() -> None:
             went_on()
             self._signs += 1
             if not self.steps and self._signs >= _MOST_SIGNS:
                 given_up(self.so_far())
-            if not self.steps and self._backwards == _FEW_BACKWARDS and not _optimizers():
+            few = self.probe.accumulation.passes == _FEW_BACKWARDS
+            if not self.steps and few and not _optimizers():
                 given_up(f"{self.so_far()}, and built no optimizer of torch.optim")
 
-        self.probe.watch(went_on=alive, taken=after)
-        self._watch_backward()
+        self.probe.watch(went_on=alive, taken=taken)
+
+    def taken(self, steps: int) -> None:
+        """Take in an optimizer step that is over.
+
+        Args:
+            steps: number of steps taken so far.
+        """
+        self.steps = steps
+        if steps == 1:
+            assert self.probe.leader is not None
+            self._gradient = held_norm(self.probe.leader)
+            self._idle = self._changes.idle(draws=self.probe.saw_loader)
+        self._steps.append(self._step())
+        for passes in self._passes.values():
+            passes.of_steps.append(passes.since_step)
+            passes.since_step = 0
 
     def _step(self) -> _Step:
         """Return the last step."""
@@ -184,19 +180,14 @@ class Survey:
         until = self.steps + probe.steps_left_out
         return _Step(samples, batches, probe.full_samples, probe.accumulation.of_step, until)
 
-    def _watch_backward(self) -> None:
-
-        @wrapping(torch.Tensor, "backward")
-        def watched(backward: Any, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-            if not self._backwards:
-                self._products = product_formats([loss])
-            self._backwards += 1
-            backward(loss, *args, **kwargs)
+    def _look_at_products(self, loss: torch.Tensor) -> None:
+        self._products = product_formats([loss])
 
     def so_far(self) -> str:
         """Describe how far the script has come."""
         drawn = "drew batches from a DataLoader and " if self.probe.draws.drawn else ""
-        return f"it {drawn}ran {counted(self._backwards, 'backward pass', 'backward passes')}"
+        passes = self.probe.accumulation.passes
+        return f"it {drawn}ran {counted(passes, 'backward pass', 'backward passes')}"
 
     def _counted(self, batches: Sequence[Batch]) -> None:
         """Take in the batches that a backward pass trains on."""
@@ -223,11 +214,11 @@ class Survey:
             reuses=uneven and not ramps,
             guessed=self.probe.guessed,
             returned=bool(trained and trained.returned and not self._batches),
-            backwards=self._backwards,
+            backwards=self.probe.accumulation.passes,
             loader=self.probe.saw_loader,
             ddp=self._changes.built.model is not None,
-            sharded=leader is not None and any(map(detected.is_sharded, _parameters(leader))),
-            scaled=self._scaled,
+            sharded=leader is not None and any(map(detected.is_sharded, parameters_of(leader))),
+            scaled=self.probe.scaled,
             first_gradient=self._gradient if math.isfinite(self._gradient) else 0.0,
             optimizer=type(leader).__name__ if leader else "",
             convolutions=any(map(_has_convolutions, self._models())),
@@ -345,8 +336,7 @@ class Survey:
         def watched(call: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self._within or not torch.is_grad_enabled():
                 return call(module, *args, **kwargs)
-            repeated = torch._C._current_graph_task_id() != _NO_BACKWARD
-            own = None if repeated else self._passed(module, args, kwargs)
+            own = None if in_backward() else self._passed(module, args, kwargs)
             self._within = True
             try:
                 result = call(module, *args, **kwargs)
@@ -378,13 +368,6 @@ class Survey:
         """Return all models that are trained, as a GAN has several."""
         return [passes.module for passes in self._passes.values() if passes.parameters]
 
-    def _watch_scalers(self) -> None:
-
-        @wrapping(torch.amp.GradScaler, "scale")
-        def watched(scale: Any, scaler: torch.amp.GradScaler, outputs: Any) -> Any:
-            self._scaled = self._scaled or scaler.is_enabled()
-            return scale(scaler, outputs)
-
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event != "open" or not isinstance(arguments[0], str | bytes):
             return
@@ -412,10 +395,6 @@ def _optimizers() -> bool:
 def counted(number: int, one: str, several: str) -> str:
     """Return a number with its noun."""
     return f"{number:,} {one if number == 1 else several}"
-
-
-def _parameters(optimizer: Optimizer) -> Iterable[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _has_convolutions(model: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.worker.files import make_private
+from autotune.worker.patches import wrapping
 from autotune.worker.protocol import FileCopy
 
 _WRITING = frozenset("wax+")
@@ -51,7 +52,8 @@ class SettingsCopies:
     def begin(self) -> None:
         """Open copies in place of files from now on, and record which copies are read."""
         if self._standing_in:
-            builtins.open = io.open = self._opening(io.open)
+            wrapping(io, "open")(self._opened)
+            builtins.open = io.open
         if self._unread:
             # The hook stays for as long as the process lives: one lookup of a name per event.
             sys.addaudithook(self._audit)
@@ -60,15 +62,14 @@ class SettingsCopies:
         """Return files whose copies this process has not opened so far."""
         return sorted(self._unread.values())
 
-    def _opening(self, opens: Callable[..., Any]) -> Callable[..., Any]:
-        def opening(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            if (copy := self._copy_of(file, mode)) is None:
-                return opens(file, mode, *args, **kwargs)
-            # The stream keeps its name, by which a script finds other files beside it.
-            kwargs["opener"] = functools.partial(_open_instead, copy)
-            return opens(file, mode, *args[:_BEFORE_OPENER], **kwargs)
-
-        return opening
+    def _opened(
+        self, opens: Callable[..., Any], file: Any, mode: str = "r", *args: Any, **kwargs: Any
+    ) -> Any:
+        if (copy := self._copy_of(file, mode)) is None:
+            return opens(file, mode, *args, **kwargs)
+        # The stream keeps its name, by which a script finds other files beside it.
+        kwargs["opener"] = functools.partial(_open_instead, copy)
+        return opens(file, mode, *args[:_BEFORE_OPENER], **kwargs)
 
     def _copy_of(self, file: Any, mode: str) -> str | None:
         """Return the copy that stands in for a file; None where there is none."""

@@ -4,7 +4,6 @@ A knob would be set back there, or find nothing to act on. A checkpoint may brin
 earlier run.
 """
 
-import functools
 import gc
 import os
 import re
@@ -71,7 +70,7 @@ class Settled:
         return tuple(sorted(self.names | collected))
 
     def _asked_length(self) -> None:
-        caller = sys._getframe(2)
+        caller = sys._getframe(3)
         self.asks_length = self.asks_length or not is_of_library(Path(caller.f_code.co_filename))
 
     def _attended(self) -> None:
@@ -101,14 +100,11 @@ def _collector() -> tuple[bool, int]:
 
 def _before(owner: Any, name: str, callback: Callable[[], object]) -> None:
     """Let a function call `callback` before it does its work."""
-    original: Callable[..., Any] = getattr(owner, name)
 
-    @functools.wraps(original)
-    def calling(*args: Any, **kwargs: Any) -> Any:
+    @wrapping(owner, name)
+    def calling(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         callback()
         return original(*args, **kwargs)
-
-    setattr(owner, name, calling)
 
 
 def may_hold_settings(path: Path) -> bool:

@@ -1,6 +1,5 @@
 """Ranks that a script starts by itself."""
 
-import functools
 import itertools
 import os
 import shlex
@@ -13,11 +12,11 @@ import torch.distributed as dist
 import torch.multiprocessing  # with it comes the module that is looked up below
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from autotune.worker import python_command
+from autotune.worker import python_command, starters
+from autotune.worker.patches import Wrapper, wrapping
 from autotune.worker.protocol import PLAIN, PYTHON, SPAWN, Script
 
 _NUMBERS = ("RANK", "LOCAL_RANK")
-_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "torch.distributed.run")
 _NO_PLACE = -1
 """Rank or number of ranks that a script leaves to its environment."""
 _SPAWNS = (
@@ -38,12 +37,19 @@ def watch(
     """
     if script.launch != SPAWN:
         # Callers may name these arguments, as in torch.
-        def started_by_torch(fn: Any, args: Any = (), nprocs: int = 1, *_: Any, **__: Any) -> None:  # noqa: ARG001
+        def started_by_torch(
+            _: Any,
+            fn: Any,  # noqa: ARG001
+            args: Any = (),  # noqa: ARG001
+            nprocs: int = 1,
+            *__: Any,
+            **___: Any,
+        ) -> None:
             if script.launch == PYTHON:
                 starts(nprocs)
             refused(_SPAWNS)
 
-        _replace(started_by_torch)
+        _wrap(started_by_torch)
     process, variables = os.getpid(), dict(os.environ)
 
     def started(event: str, arguments: tuple[Any, ...]) -> None:
@@ -75,7 +81,7 @@ def join_spawned(index: int, ranks: int, store: Store) -> None:
     """
 
     def started(
-        fn: Callable[..., Any], args: Any = (), nprocs: int = 1, *_: Any, **__: Any
+        _: Any, fn: Callable[..., Any], args: Any = (), nprocs: int = 1, *__: Any, **___: Any
     ) -> None:
         if nprocs != ranks:
             raise ValueError(
@@ -93,36 +99,30 @@ def join_spawned(index: int, ranks: int, store: Store) -> None:
         size = world_size if world_size != _NO_PLACE else int(os.environ["WORLD_SIZE"])
         yield PrefixStore(str(next(numbers)), store), place, size
 
-    _replace(started)
+    _wrap(started)
     groups: Any = dist.distributed_c10d
     groups.rendezvous = rendezvous
 
 
 def pass_on(variable: str) -> None:
     """Set an environment variable in the processes that torch.multiprocessing starts as ranks."""
-    owner = _owner()
-    start = owner.start_processes
 
-    @functools.wraps(start)
-    def started(*args: Any, **kwargs: Any) -> Any:
+    def started(start: Any, *args: Any, **kwargs: Any) -> Any:
         os.environ[variable] = "1"
         try:
             return start(*args, **kwargs)
         finally:
             os.environ.pop(variable, None)
 
-    _replace(started)
+    _wrap(started)
 
 
-def _owner() -> Any:
+def _wrap(started: Wrapper) -> None:
+    """Call a function in the place of the one that starts ranks; see patches.wrapping."""
     # The name of the module is taken by its function.
-    return sys.modules[f"{torch.multiprocessing.__name__}.spawn"]
-
-
-def _replace(started: Callable[..., Any]) -> None:
-    owners: tuple[Any, ...] = (torch.multiprocessing, _owner())
-    for owner in owners:
-        owner.start_processes = functools.wraps(owner.start_processes)(started)
+    of_spawn = sys.modules[f"{torch.multiprocessing.__name__}.spawn"]
+    for owner in (torch.multiprocessing, of_spawn):
+        wrapping(owner, "start_processes")(started)
 
 
 def _split(command: Any) -> list[str]:
@@ -175,7 +175,7 @@ def _why(script: Script, words: Any, env: Mapping[Any, Any] | None) -> str:
     typed = (
         [os.fsdecode(word) for word in words] if isinstance(words, list | tuple) else [str(words)]
     )
-    if typed and _program(typed) in _LAUNCHERS:
+    if typed and _program(typed) in starters.LAUNCHERS:
         return f"the script only starts another one: type what it starts, `{shlex.join(typed)}`, instead"
     return ""
 
@@ -186,11 +186,8 @@ def _program(typed: Sequence[str]) -> str:
     if not python_command.is_python(program):
         return Path(program).name
     run = python_command.parsed(rest)
-    if run is None:
-        return ""
-    return run.target if run.is_module else Path(run.target).name
+    return run.name if run else ""
 
 
 def _by_torchrun(script: Script, ranks: str) -> str:
-    target = ["-m", script.path] if script.is_module else [script.path]
-    return shlex.join(["torchrun", "--nproc-per-node", ranks, *target, *script.args])
+    return shlex.join(["torchrun", "--nproc-per-node", ranks, *script.words])

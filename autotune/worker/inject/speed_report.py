@@ -1,14 +1,15 @@
 """Report of a rank of the user's own job on its speed; see service.watcher."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+from autotune.worker.decoding import AsJson
 
 ADDRESS = "AUTOTUNE_WATCHER"
 """Environment variable that names the socket of the watcher."""
 
 
 @dataclass(frozen=True)
-class SpeedReport:
+class SpeedReport(AsJson):
     """Block of whole optimizer steps, as a rank reports it.
 
     Attributes:
@@ -25,16 +26,3 @@ class SpeedReport:
     samples: float
     tokens: float
     problem: str = ""
-
-    def to_bytes(self) -> bytes:
-        """Return the report as a datagram."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def of_bytes(cls, data: bytes) -> "SpeedReport":
-        """Return the report that `to_bytes` wrote.
-
-        Raises:
-            ValueError, TypeError: the data have another form.
-        """
-        return cls(**json.loads(data))

@@ -314,12 +314,10 @@ def _introduce(connection: Connection, agent: int, interface: str) -> None:
     if not preloaded.began_cuda():
         fingerprint, devices = environment.describe(), environment.cuda_devices()
         told = (fingerprint, devices, unfit, PROTOCOL)
-        hello = Hello(
-            agent, 0, interface, *told, _energy_unreadable(preloaded.energy_of(), devices)
-        )
-    elif (
-        preloaded.wanted()
-    ):  # no fork of this process can use the devices; the launcher starts another agent
+        unreadable = _energy_unreadable(preloaded.LOADED.energy_of, devices)
+        hello = Hello(agent, 0, interface, *told, unreadable)
+    elif preloaded.LOADED.modules:
+        # No fork of this process can use the devices; the launcher starts another agent.
         hello = Hello(agent, 0, interface, {}, (), unfit, PROTOCOL)
     else:
         sys.exit(
@@ -333,10 +331,10 @@ def _energy_unreadable(asked: str, devices: Sequence[str]) -> str:
 
     Nothing is opened for a study that needs no energy.
     """
-    from autotune.worker.observers import energy
+    from autotune.worker.observers import device, energy
 
     if asked == "cuda":
-        return energy.devices_unreadable(devices)
+        return device.devices_unreadable(devices)
     return energy.processors_unreadable() if asked else ""
 
 

@@ -74,7 +74,7 @@ def _rehearse(wanted: Preload, view: overlay.View, report: int) -> None:
     os.environ.update(wanted.environment)
     overlay.enter(view)
     sys.dont_write_bytecode = True  # what python itself writes beside a library is no harm
-    left_out, packages = _LeftOut(), {_root(name) for name in wanted.modules}
+    left_out, packages = _LeftOut(), {imports.package_of(name) for name in wanted.modules}
     sys.meta_path.insert(0, left_out)
     for name in wanted.modules:
         if left_out.has(name):
@@ -84,8 +84,8 @@ def _rehearse(wanted: Preload, view: overlay.View, report: int) -> None:
         if left_out.missed or _written(view) != before:
             print(f"{name} writes files when it is imported: left to the ranks.", file=sys.stderr)
             # A module that it has imported may be the one that writes, and would not write again.
-            brought = {_root(loaded) for loaded in set(sys.modules) - known}
-            left_out.add({_root(name)} | (brought & packages))
+            brought = {imports.package_of(loaded) for loaded in set(sys.modules) - known}
+            left_out.add({imports.package_of(name)} | (brought & packages))
         else:
             os.write(report, f"{name}\n".encode())
 
@@ -94,10 +94,6 @@ def _written(view: overlay.View) -> int:
     """Count the files in the upper layers: all are in one tmpfs, and each change adds one."""
     known = os.statvfs(view.wanted[0])
     return known.f_files - known.f_ffree
-
-
-def _root(name: str) -> str:
-    return name.partition(".")[0]
 
 
 class _LeftOut(MetaPathFinder):
@@ -119,7 +115,7 @@ class _LeftOut(MetaPathFinder):
 
     def has(self, name: str) -> bool:
         """Return whether a module belongs to a package that is left out."""
-        return _root(name) in self._roots
+        return imports.package_of(name) in self._roots
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -134,10 +130,11 @@ class _LeftOut(MetaPathFinder):
             raise ModuleNotFoundError(f"{name} is left to the ranks", name=name)
 
 
-def _load() -> str:
+def _load() -> tuple[Preload, str]:
+    """Load what the launcher wants; return that, and why nothing should be forked from here."""
     path = os.environ.pop(imports.PRELOAD_FILE, None)
     if path is None:
-        return ""
+        return Preload(), ""
     wanted = from_line(Path(path).read_bytes())
     assert isinstance(wanted, Preload)
     if wanted.host:
@@ -146,32 +143,19 @@ def _load() -> str:
         try:
             wanted = dataclasses.replace(wanted, modules=harmless(wanted))
         except OSError as error:
-            return f"nothing shows which of them write files: {error}"
-    global _WANTED, _ENERGY_OF
-    _WANTED, _ENERGY_OF = bool(wanted.modules), wanted.energy_of
-    return imports.load(wanted) if _WANTED else ""
+            return Preload(), f"nothing shows which of them write files: {error}"
+    return wanted, imports.load(wanted) if wanted.modules else ""
 
 
 interpreter.record_start()
-_WANTED = False
-_ENERGY_OF = ""
-_UNFIT = _load()
+LOADED, _UNFIT = _load()
+"""Message that was loaded, with the modules that were imported."""
 _BEGAN_CUDA = imports.has_begun_cuda()
 
 
 def unfit() -> str:
     """Return why nothing should be forked from the parent of this process; empty if all is well."""
     return _UNFIT or imports.running_beside(os.getppid())
-
-
-def wanted() -> bool:
-    """Return whether there was anything to import; if not, a new agent would be no better."""
-    return _WANTED
-
-
-def energy_of() -> str:
-    """Return the devices whose energy has to be readable, 'cpu' or 'cuda'; empty if none's has."""
-    return _ENERGY_OF
 
 
 def began_cuda() -> bool:

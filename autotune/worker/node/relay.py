@@ -6,13 +6,13 @@ reports are the output. When the input ends, or the agent does, nothing of the a
 
 import contextlib
 import dataclasses
-import json
 import os
 import sys
 import threading
 from collections.abc import Mapping
 from typing import NoReturn
 
+from autotune.worker.decoding import AsJson
 from autotune.worker.node.agent_process import AgentProcess
 from autotune.worker.processes import VISIBLE_DEVICES
 
@@ -28,7 +28,7 @@ _BATCH_SYSTEM = ("SLURM", "SRUN_")
 
 
 @dataclasses.dataclass(frozen=True)
-class AgentOrder:
+class AgentOrder(AsJson):
     """Description of the agent that a relay is to start.
 
     Attributes:
@@ -40,10 +40,6 @@ class AgentOrder:
     host: str
     env: dict[str, str]
     devices: list[int]
-
-    def to_line(self) -> bytes:
-        """Return the first line of the input."""
-        return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
 
 
 class Relay:
@@ -84,7 +80,7 @@ def main() -> NoReturn:
     """Serve until the input or the agent ends."""
     if not (line := sys.stdin.buffer.readline()):
         sys.exit(0)
-    order = AgentOrder(**json.loads(line))
+    order = AgentOrder.from_text(line)
     devices = selected(order.devices, os.environ)
     for name in [name for name in os.environ if name.startswith(_BATCH_SYSTEM)]:
         del os.environ[name]

@@ -157,7 +157,6 @@ class Sandbox:
         try:
             kernel.Landlock.version()
         except OSError as error:
-            self.close()
             raise OSError(
                 f"nothing keeps your files as they are here ({self._problem}; {error}): say "
                 f"{_MAY_WRITE} if trials may change them, or run them in a container with --cap-add "
@@ -253,7 +252,7 @@ def _wanted(request: TrialRequest) -> tuple[str, ...]:
     workdir = Path(request.workdir).absolute()
     several = [workdir]
     if request.script and not request.script.is_module:
-        several.append((workdir / request.script.path).parent)
+        several.append((workdir / request.script.target).parent)
     if request.command:
         several += [(workdir / word).parent for word in request.command.argv if "/" in word]
     return writable(several)

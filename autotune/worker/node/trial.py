@@ -89,7 +89,12 @@ class NodeTrial:
         self._turn = 0
         self._sandbox = None if request.may_write else Sandbox(request)
         others = range(1, placement.local_world_size)
-        self._ranks = [self._start_first(context), *(self._start(context, r) for r in others)]
+        try:
+            self._ranks = [self._start_first(context), *(self._start(context, r) for r in others)]
+        except BaseException:
+            if self._sandbox:
+                self._sandbox.close()
+            raise
 
     def _start_first(self, context: ForkServerContext) -> _Rank:
         """Start the rank that sets up the sandbox, if the trial has one.

@@ -10,7 +10,8 @@ from torch import nn
 
 from autotune.worker.observers import communication, device, reserve
 from autotune.worker.observers.contention import NodeLoad, NodeShares
-from autotune.worker.observers.device import DeviceState, DeviceWatch, ProcessorWatch
+from autotune.worker.observers.device import DeviceState, DeviceWatch
+from autotune.worker.observers.energy import ProcessorWatch
 from autotune.worker.observers.timing import StepMarks, StepTimes
 from autotune.worker.protocol import Observed
 

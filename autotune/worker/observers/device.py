@@ -1,7 +1,7 @@
 """Devices during a block, read between blocks only.
 
 An NVIDIA device tells by NVML its clock, throttling, power, energy and other processes; without
-nvidia-ml-py nothing is observed. The processors of a node tell their energy.
+nvidia-ml-py nothing is observed.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 
 from autotune.worker import processes
-from autotune.worker.observers.energy import ProcessorEnergy
 
 _NAN = float("nan")
 _THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
@@ -139,26 +138,21 @@ class DeviceWatch:
             return _NAN  # not every device answers every question
 
 
-class ProcessorWatch:
-    """Observer of the processors of a node."""
+def devices_unreadable(uuids: Sequence[str]) -> str:
+    """Return why the energy of CUDA devices cannot be read; empty if it can.
 
-    def __init__(self, *, first: bool, alone: bool) -> None:
-        """Open the counters.
-
-        Args:
-            first: whether this rank reports the energy of its node.
-            alone: whether no other trial may be on the node; otherwise its energy cannot be attributed.
-        """
-        self._alone = alone
-        self._energy = ProcessorEnergy() if first and alone else None
-
-    def restart(self, *, known: bool = True) -> None:
-        """Start the energy anew: other trials have had the processors."""
-        if known and self._energy is not None:
-            self._energy.restart()
-
-    def state(self) -> DeviceState:
-        """Return the energy since the last call."""
-        if not self._alone:
-            return DeviceState()
-        return DeviceState(energy_joules=self._energy.joules() if self._energy else 0.0)
+    Args:
+        uuids: of the devices, see autotune.worker.node.environment.cuda_devices.
+    """
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return "nvidia-ml-py is not installed in the Python of the trials: pip install nvidia-ml-py"
+    try:
+        nvml.nvmlInit()
+        for uuid in uuids:
+            handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    except _UNREADABLE as error:
+        return f"a device does not tell its energy by NVML ({type(error).__name__}: {error})"
+    return ""

@@ -1,14 +1,13 @@
-"""Energy of a node's processors by Intel RAPL, and whether the energy of trials can be read here.
+"""Energy of a node's processors by Intel RAPL.
 
 The kernel counts microjoules of each processor package; memory and the rest of the node are not in
 them. Most systems let only root read the counters.
 """
 
-import importlib
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from autotune.worker.observers.device import DeviceState
 
 POWERCAP = Path("/sys/class/powercap")
 _MICRO = 1e-6
@@ -26,19 +25,32 @@ def packages(root: Path = POWERCAP) -> list[Path]:
     return found
 
 
-class ProcessorEnergy:
-    """Reader of the energy of all processors of this node."""
+class ProcessorWatch:
+    """Observer of the processors of this node."""
 
-    def __init__(self, root: Path = POWERCAP) -> None:
-        self._packages = packages(root)
+    def __init__(self, *, first: bool, alone: bool, root: Path = POWERCAP) -> None:
+        """Open the counters.
+
+        Args:
+            first: whether this rank reports the energy of its node.
+            alone: whether no other trial may be on the node; otherwise its energy cannot be attributed.
+        """
+        self._first, self._alone = first, alone
+        self._packages = packages(root) if first and alone else []
         self._before = self._read()
 
-    def restart(self) -> None:
-        """Start the energy anew."""
-        self._before = self._read()
+    def restart(self, *, known: bool = True) -> None:
+        """Start the energy anew: other trials have had the processors."""
+        if known:
+            self._before = self._read()
 
-    def joules(self) -> float:
-        """Return the energy since the last call; NaN where it cannot be read."""
+    def state(self) -> DeviceState:
+        """Return the energy since the last call, where it can be read."""
+        if not self._alone:
+            return DeviceState()
+        return DeviceState(energy_joules=self._joules() if self._first else 0.0)
+
+    def _joules(self) -> float:
         before, self._before = self._before, self._read()
         if not self._before or len(before) != len(self._before):
             return math.nan
@@ -67,26 +79,6 @@ def processors_unreadable(root: Path = POWERCAP) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         return f"{found[0] / 'energy_uj'} cannot be read ({reason}): let this account read it"
-    return ""
-
-
-def devices_unreadable(uuids: Sequence[str]) -> str:
-    """Return why the energy of CUDA devices cannot be read; empty if it can.
-
-    Args:
-        uuids: of the devices, see autotune.worker.node.environment.cuda_devices.
-    """
-    try:
-        nvml: Any = importlib.import_module("pynvml")
-    except ImportError:
-        return "nvidia-ml-py is not installed in the Python of the trials: pip install nvidia-ml-py"
-    try:
-        nvml.nvmlInit()
-        for uuid in uuids:
-            handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-            nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    except Exception as error:  # of the driver, of the library, or of a function that it lacks
-        return f"a device does not tell its energy by NVML ({type(error).__name__}: {error})"
     return ""
 
 

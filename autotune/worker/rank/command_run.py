@@ -10,7 +10,7 @@ import resource
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -27,7 +27,7 @@ from autotune.worker.protocol import (
     Outcome,
     TrialRequest,
 )
-from autotune.worker.rank.context import Leave
+from autotune.worker.rank.line import RankLine
 from autotune.worker.rank.readings import (
     FileLines,
     Lines,
@@ -111,20 +111,10 @@ class Blocks:
 class CommandRun:
     """Run of a command."""
 
-    def __init__(
-        self,
-        request: TrialRequest,
-        command: Command,
-        *,
-        progressed: Callable[[], None],
-        report: Callable[[BlockReport], None],
-        leave: Leave,
-    ) -> None:
+    def __init__(self, request: TrialRequest, command: Command, line: RankLine) -> None:
         self._request = request
         self._command = command
-        self._progressed = progressed
-        self._report = report
-        self._leave = leave
+        self._line = line
         self._kernel_kills = failure.kernel_oom_kills()
         self._blocks = Blocks(request.blocks)
         self._reports = 0
@@ -133,7 +123,7 @@ class CommandRun:
     def run(self) -> NoReturn:
         """Run the command until enough reports have come."""
         if self._request.trajectory or self._request.profile:
-            self._leave(
+            self._line.leave(
                 Outcome.ERROR, "the loss of a command is not seen, nor what its step is made of"
             )
         folder = Path(self._command.folder)
@@ -162,7 +152,7 @@ class CommandRun:
                 env=self._environment(),
             )
         except OSError as error:
-            self._leave(
+            self._line.leave(
                 Outcome.ERROR, f"{self._command.argv[0]} cannot be run: {error.strerror or error}"
             )
 
@@ -188,16 +178,16 @@ class CommandRun:
         try:
             reports = [report for line in lines.read() if (report := reading(line)) is not None]
         except UnreadableReport as wrong:
-            self._leave(Outcome.ERROR, f"a report of the command cannot be read: {wrong}")
+            self._line.leave(Outcome.ERROR, f"a report of the command cannot be read: {wrong}")
         if not reports:
             return
         self._reports += len(reports)
-        self._progressed()
+        self._line.progressed()
         before = self._blocks.done
         for place, block in enumerate(self._blocks.take(reports, time.perf_counter())):
-            self._report(self._of_block(before + place, block))
+            self._line.report(self._of_block(before + place, block))
             if before + place + 1 >= self._request.blocks.max_blocks:
-                self._leave(None, "finished")
+                self._line.leave(None, "finished")
 
     def _of_block(self, index: int, block: _Block) -> BlockReport:
         # Counts are whole; the rate stays what it was.
@@ -228,13 +218,13 @@ class CommandRun:
     def _ended(self, status: int) -> NoReturn:
         about = f"{self._reports} reports, before enough was seen"
         if not status:
-            self._leave(
+            self._line.leave(
                 Outcome.ERROR,
                 f"the command ended with exit status 0 after {about}; have it run for longer",
                 ended_after=self._reports,
             )
         outcome, how = self._failed(status, self._log_tail())
-        self._leave(outcome, f"the command {how} after {about}")
+        self._line.leave(outcome, f"the command {how} after {about}")
 
     def _failed(self, status: int, tail: str) -> tuple[Outcome, str]:
         """Return outcome and cause, as the end of a sentence, of a command that has failed."""

@@ -11,13 +11,13 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import torch
 
 from autotune.worker import proc, processes
 from autotune.worker.observers.threads import ThreadsCpu, seconds_to_rest
-from autotune.worker.protocol import Configure, Outcome, TrialRequest, Turn, Waiting, from_line
+from autotune.worker.protocol import Configure, TrialRequest, Turn, Waiting, from_line
 
 
 class Turns(Protocol):
@@ -187,17 +187,3 @@ class RankContext:
     def device(self) -> torch.device:
         """Return the device that holds the rank's model and takes its batches."""
         return self.devices[0]
-
-
-class Leave(Protocol):
-    """Function that ends the rank with an outcome and its cause. What it runs does not run on."""
-
-    def __call__(
-        self,
-        outcome: Outcome | None,
-        cause: str,
-        *,
-        ended_after: int | None = None,
-        contradicted: bool = False,
-    ) -> NoReturn:
-        """Report the end, and exit; `ended_after` and `contradicted` are those of `RankEnd`."""

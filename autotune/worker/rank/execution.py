@@ -29,6 +29,7 @@ from autotune.worker.protocol import (
     Placement,
     Script,
 )
+from autotune.worker.python_command import Program
 from autotune.worker.rank.context import RankContext
 
 _LOCAL_RANK_ARGUMENTS = {TORCH_LAUNCH: "--local-rank", DEEPSPEED: "--local_rank"}
@@ -164,11 +165,11 @@ def execute(script: Script, folders: Sequence[str], local_rank: int) -> str:
     Returns:
         How it ended, as a part of a sentence; empty for an ordinary end.
     """
-    target = script.path if script.is_module else _file(script.path, folders)
-    named = ["-m", target] if script.is_module else [target]
-    arguments = [*launcher_arguments(script, local_rank), *script.args]
-    sys.argv = [named[0], *arguments]
-    sys.orig_argv = [*sys.orig_argv, *named, *arguments]
+    target = script.target if script.is_module else _file(script.target, folders)
+    arguments = (*launcher_arguments(script, local_rank), *script.args)
+    program = Program(target, arguments, script.is_module)
+    sys.argv = [program.words[0], *arguments]
+    sys.orig_argv = [*sys.orig_argv, *program.words]
     # The script may choose a method, as in its own process: the fork server's choice was inherited.
     multiprocessing.set_start_method(None, force=True)
     main = sys.modules[_MAIN] = ModuleType(_MAIN)

@@ -1,17 +1,12 @@
 """Checks on a script's first steps, for comparison with another configuration's.
 
 They cover rows, replicas, parameters without a gradient, operations over a whole batch, the size of
-the first gradient and the learning rates. Of the
-gradients that the first optimizer sees, the norm is taken in every step, and sketches in the first
-one, which two runs of a seeded script begin with equal weights and rows.
+the first gradient and the learning rates.
 """
 
-import hashlib
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,24 +14,15 @@ from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from autotune.worker.decoding import decoded
+from autotune.worker.gradients import held_norm, parameters_of
 from autotune.worker.inject.epochs import Epochs
 from autotune.worker.inject.rows import RankRows, Rows, together
 from autotune.worker.inject.script_probe import ScriptProbe
-from autotune.worker.inject.statistics import Statistics
-from autotune.worker.observers.gradients import held_norm
+from autotune.worker.observers.statistics import Statistics
 from autotune.worker.protocol import CHECKED_STEPS, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.model_draws import ON_DEVICE, ModelDraws
-from autotune.worker.rank.sketch import Sketcher
 from autotune.worker.rank.training import convolves
-from autotune.worker.rank.trajectory import (
-    ReplicaSums,
-    plain,
-    spread,
-    square,
-    sums_of,
-    whole,
-)
+from autotune.worker.rank.trajectory import ReplicaSums, spread, sums_of
 
 
 class FirstStepChecks:
@@ -122,12 +108,14 @@ class FirstStepChecks:
         ranks = self._exchanged("first", [rows and vars(rows), sums, self._gradient])
         if self._context.rank:
             return
+        leader = self._probe.leader
+        assert leader is not None
         known = [decoded(RankRows, of_rank) for of_rank, _, _ in ranks if of_rank]
         found = Observed(
             unused_parameters=len(self._idle),
-            optimizer=type(self._probe.leader).__name__,
+            optimizer=type(leader).__name__,
             batch_dependent=self._statistics.found(self._probe.built.inner),
-            convolutions=int(convolves(_parameters(self._probe))),
+            convolutions=int(convolves(parameters_of(leader))),
         )
         if known and len(known) == sum(of_rank is not None for of_rank, _, _ in ranks):
             found["consumed"] = together(known)
@@ -145,94 +133,3 @@ class FirstStepChecks:
         self._store.set(f"{name}/{self._context.rank}", json.dumps(mine))
         ranks = range(0 if self._context.rank else self._context.world_size)
         return [json.loads(self._store.get(f"{name}/{rank}")) for rank in ranks]
-
-
-class LeaderNorms:
-    """Norm of the gradient that the first optimizer sees, clipped if the script clips it."""
-
-    def __init__(self, probe: ScriptProbe, rows: Callable[[], str]) -> None:
-        """Prepare for the first step.
-
-        Args:
-            rows: returns a digest of the rows of the first step; empty if they are not known.
-        """
-        self._probe = probe
-        self._rows = rows
-        self._square = math.nan
-        self._places: dict[nn.Parameter, int] = {}
-        self._sketcher = Sketcher(())
-        self._weights: list[list[Any]] = []
-        self._seen = Observed()
-        self.draws = ModelDraws()
-        """Random numbers that the model draws in the first step."""
-
-    def clear(self) -> None:
-        """Begin a step."""
-        self._square = math.nan
-
-    def observe(self) -> None:
-        """Take in the gradients, just before a step."""
-        assert self._probe.leader is not None
-        self._square = square(self._probe.leader)
-        if not self._places:
-            self._observe_first()
-
-    def first_taken(self) -> None:
-        """Take in what the first step began with. Every rank must call it."""
-        rows = self._rows()
-        if rows and not self.draws.on_device:
-            # The gradient is that of later rows where a GradScaler has left steps out (inf, fp16).
-            began = [rows, self._weights, self._probe.steps_left_out]
-            began += [self.draws.left] if self.draws.left else []
-            start = hashlib.blake2b(json.dumps(began).encode(), digest_size=8)
-            self._seen["start"] = start.hexdigest()
-        else:
-            self._seen = Observed(not_compared=ON_DEVICE if rows else self._why_no_rows())
-
-    def _why_no_rows(self) -> str:
-        batch = self._probe.rows.unread if self._probe.rows else ""
-        if not batch:
-            return "no sample of its first step was seen to come from a DataLoader"
-        return (
-            f"the samples of its first step cannot be read from a {batch} (have the DataLoader yield "
-            "tensors, or lists, tuples or dicts of them)"
-        )
-
-    def of_step(self) -> float:
-        """Return the norm of the step that is over."""
-        return math.sqrt(self._square)
-
-    def observing(self, index: int) -> AbstractContextManager[Observed]:
-        """Return a context around step `index`; for the first, it yields what was seen before."""
-        return nullcontext(self._seen if not index else Observed())
-
-    def _observe_first(self) -> None:
-        names = _parameter_names(self._probe)
-        parameters = list(_parameters(self._probe))
-        self._places = {parameter: place for place, parameter in enumerate(parameters)}
-        self._sketcher = Sketcher(
-            (names.get(parameter, f"parameter {place}"), parameter.numel())
-            for parameter, place in self._places.items()
-        )
-        weights = self._sketcher.of(whole(parameter.detach()) for parameter in self._places)
-        self._weights = [one.as_row() for one in weights]
-        scale = getattr(self._probe.leader, "grad_scale", None)  # fp16: of a fused update
-        for parameter, place in self._places.items():
-            if parameter.grad is not None:
-                gradient = whole(parameter.grad.detach())
-                scaled = gradient if scale is None else gradient.double() / float(scale)
-                self._sketcher.add(place, scaled)
-        self._seen["gradient"] = [one.as_row() for one in self._sketcher.done()]
-
-
-def _parameters(probe: ScriptProbe) -> Iterator[nn.Parameter]:
-    """Return the parameters of the first optimizer."""
-    groups: list[dict[str, Any]] = probe.leader.param_groups if probe.leader else []
-    return (parameter for group in groups for parameter in group["params"])
-
-
-def _parameter_names(probe: ScriptProbe) -> dict[nn.Parameter, str]:
-    """Return the names of parameters of a model under DistributedDataParallel."""
-    inner = probe.built.inner
-    named = inner.named_parameters() if inner is not None else ()
-    return {parameter: plain(name) for name, parameter in named}

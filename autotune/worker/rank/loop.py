@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import Subset
 
 from autotune.worker.effects.apply import Applied
-from autotune.worker.inject.statistics import batch_norms
+from autotune.worker.gradients import held
+from autotune.worker.observers.statistics import batch_norms
 from autotune.worker.protocol import BlockReport, Observed, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.rendezvous import RankFigures, among_ranks
@@ -46,8 +47,7 @@ class _Overflow(NamedTuple):
 
 def _is_finite(gradient: torch.Tensor) -> bool:
     """Return whether this rank's part of a gradient is finite."""
-    own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-    return bool(own.isfinite().all())
+    return bool(held(gradient).isfinite().all())
 
 
 class TrainingLoop(Training):

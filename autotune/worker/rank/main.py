@@ -29,35 +29,31 @@ from autotune.worker.files import TrialFiles
 from autotune.worker.inject import spawning
 from autotune.worker.observers import memory, reserve
 from autotune.worker.observers.progress import Progress
-from autotune.worker.places import device_of
 from autotune.worker.protocol import (
     PLAIN,
     SPAWN,
-    BlockReport,
-    Outcome,
     Placement,
-    RankEnd,
     TrialRequest,
     WorkloadBuilt,
 )
-from autotune.worker.rank import (
-    command_run,
-    execution,
-    profiling,
-    rendezvous,
-    script_run,
-    surveying,
-    warm_worker,
-)
+from autotune.worker.rank import execution, profiling, rendezvous, script_process, warm_worker
+from autotune.worker.rank.command_run import CommandRun
 from autotune.worker.rank.context import ALONE, OwnTurns, RankContext, TakenTurns, Turns
+from autotune.worker.rank.environment import environment
+from autotune.worker.rank.line import RankLine
 from autotune.worker.rank.loop import TrainingLoop, of_longest
+from autotune.worker.rank.norms import UpdateNorms
+from autotune.worker.rank.quiet import plain_autocast
+from autotune.worker.rank.script_run import ScriptRun
+from autotune.worker.rank.surveying import SurveyRun
 from autotune.worker.rank.training import no_span, run_blocks
-from autotune.worker.rank.trajectory import UpdateNorms, plain_autocast, run_trajectory
+from autotune.worker.rank.trajectory import run_trajectory
+from autotune.worker.rank_devices import device_of
 from autotune.worker.sandbox import uploads
 
 _AGENT_IS_GONE = 86
 _RUNNING = (
-    *(__file__, execution.__file__, script_run.__file__, surveying.__file__),
+    *(__file__, execution.__file__, script_process.__file__),
     *("<frozen runpy>", runpy.__file__, "<frozen importlib._bootstrap_external>"),
 )
 """Files of frames above a script in its traceback."""
@@ -77,7 +73,8 @@ def main(
     _redirect_output(files.log(placement.first_rank + local_rank))
     turns = TakenTurns(connection)
     threading.Thread(target=turns.listen, args=(_die_with_agent,), daemon=True).start()
-    line = _Line(connection, placement.first_rank + local_rank)
+    progress = Progress(files.progress(placement.first_rank))
+    line = RankLine(connection, placement.first_rank + local_rank, progress.counter(local_rank))
     try:
         _train(request, placement, local_rank, line, turns)
     except BaseException as error:
@@ -99,71 +96,26 @@ def _of_user(error: BaseException, request: TrialRequest) -> TracebackType | Non
     return place or error.__traceback__
 
 
-class _Line:
-    """Connection of one rank to its agent."""
-
-    def __init__(self, connection: Connection, rank: int) -> None:
-        self.connection = connection
-        self._rank = rank
-
-    def report(self, block: BlockReport) -> None:
-        """Report a block."""
-        self.connection.send_bytes(block.to_line())
-
-    def leave(
-        self,
-        outcome: Outcome | None,
-        cause: str,
-        *,
-        at: float | None = None,
-        ended_after: int | None = None,
-        contradicted: bool = False,
-    ) -> NoReturn:
-        """Report the end of the rank, and exit.
-
-        Args:
-            outcome: None: it finished, or was ended by request.
-            cause: of the outcome.
-            at: time of the end; None: now.
-            ended_after: see `RankEnd.ended_after`.
-            contradicted: see `RankEnd.contradicted`.
-        """
-        end = RankEnd(
-            self._rank,
-            outcome,
-            cause,
-            at=time.time() if at is None else at,
-            ended_after=ended_after,
-            contradicted=contradicted,
-        )
-        execution.flush_output()
-        self.connection.send_bytes(end.to_line())
-        # Destructors of DDP and of the process group can deadlock: exit without them.
-        os._exit(0)
-
-
 def _train(
     request: TrialRequest,
     placement: Placement,
     local_rank: int,
-    line: _Line,
+    line: RankLine,
     turns: TakenTurns,
 ) -> None:
     context = _context(request, placement, local_rank, turns)
-    progress = Progress(TrialFiles(Path(request.log_dir)).progress(placement.first_rank))
-    progressed = progress.counter(local_rank)
     if request.command or request.script:
         execution.open_terminal()
     if request.command:
-        _run_command(request, line, progressed)
+        _run_command(request, line)
     _prepare_process(request, placement, context)
     reserve.watch()
     if request.script:
-        _run_script(request, placement, context, line, progressed)
+        _run_script(request, placement, context, line)
     _join_group(request, placement, context)
-    built = _build(request, placement, context, line.connection)
+    built = _build(request, placement, context, line)
     span = profiling.span if request.profile else no_span
-    loop = TrainingLoop(built, request, context, progressed, span)
+    loop = TrainingLoop(built, request, context, line.progressed, span)
     report = line.report
     if request.stays:
         warm_worker.serve(loop, request, context, turns, report, _print_to)
@@ -202,7 +154,7 @@ def _turns(request: TrialRequest, taken: TakenTurns) -> Turns:
     return OwnTurns(taken) if request.stays else ALONE
 
 
-def _run_command(request: TrialRequest, line: _Line, progressed: Callable[[], None]) -> NoReturn:
+def _run_command(request: TrialRequest, line: RankLine) -> NoReturn:
     """Run a command.
 
     It uses the devices with ranks of its own, so this process does not touch them.
@@ -210,21 +162,11 @@ def _run_command(request: TrialRequest, line: _Line, progressed: Callable[[], No
     os.chdir(request.workdir)
     interpreter.restore()
     assert request.command is not None
-    command_run.CommandRun(
-        request,
-        request.command,
-        progressed=progressed,
-        report=line.report,
-        leave=line.leave,
-    ).run()
+    CommandRun(request, request.command, line).run()
 
 
 def _run_script(
-    request: TrialRequest,
-    placement: Placement,
-    context: RankContext,
-    line: _Line,
-    progressed: Callable[[], None],
+    request: TrialRequest, placement: Placement, context: RankContext, line: RankLine
 ) -> NoReturn:
     """Run a script with observers in place, and exit with its end."""
     assert request.script is not None
@@ -236,23 +178,15 @@ def _run_script(
     if request.script.launch == SPAWN:
         spawning.join_spawned(context.local_rank, context.world_size, PrefixStore("groups", store))
     if request.script.survey:
-        surveying.survey(request, context, store, progressed, line.leave)
-    built = _announcement(request, placement, context, line.connection, extra)
-    script_run.ScriptRun(
-        request,
-        context,
-        PrefixStore("blocks", store),
-        progressed=progressed,
-        began=built,
-        report=line.report,
-        leave=line.leave,
-    ).run()
+        SurveyRun(request, context, line, store).run()
+    built = _announcement(request, placement, context, line, extra)
+    ScriptRun(request, context, line, PrefixStore("blocks", store), built).run()
 
 
 def _build(
-    request: TrialRequest, placement: Placement, context: RankContext, connection: Connection
+    request: TrialRequest, placement: Placement, context: RankContext, line: RankLine
 ) -> workload.Workload:
-    announce = _announcement(request, placement, context, connection)
+    announce = _announcement(request, placement, context, line)
     built = workload.build(request.factory, request.args, context.device, request.import_paths)
     if request.strict_fp32:
         precision.check_strict()
@@ -264,7 +198,7 @@ def _announcement(
     request: TrialRequest,
     placement: Placement,
     context: RankContext,
-    connection: Connection,
+    line: RankLine,
     extra: Iterable[str] = (),
 ) -> Callable[[], None]:
     """Return a function that reports the workload as built.
@@ -283,9 +217,7 @@ def _announcement(
             usual = {*process.VARIABLES, *execution.INTERFACES}
             own = {*environment(request, placement, context), *usual, *extra}
             preload = brought.preload(request, own)
-            connection.send_bytes(
-                WorkloadBuilt(request.trial, placement.node, seconds, preload).to_line()
-            )
+            line.report(WorkloadBuilt(request.trial, placement.node, seconds, preload))
 
     return announce
 
@@ -334,48 +266,6 @@ def _begins_cuda(request: TrialRequest, context: RankContext) -> bool:
     """Return whether the script itself initialises CUDA, as where python starts it."""
     plain = request.script is not None and request.script.launch in PLAIN
     return plain and context.device.type == "cuda"
-
-
-def environment(
-    request: TrialRequest, placement: Placement, context: RankContext
-) -> dict[str, str]:
-    """Return the variables of a rank beyond those of its agent."""
-    own = processes.study_variables(request.env)
-    # Settings of the allocator in the agent's environment must not be lost.
-    allocator = process.allocator_variables({**os.environ, **own})
-    of_launcher = _of_script if request.script else _of_workload
-    return {
-        **of_launcher(request, placement, context),
-        **process.environment(request.knobs),
-        **(uploads.OFFLINE if request.script else {}),
-        **own,
-        **(allocator if request.knobs["expandable_segments"] else {}),
-    }
-
-
-def _of_workload(
-    request: TrialRequest, placement: Placement, context: RankContext
-) -> dict[str, str]:
-    threads = process.threads(request.knobs, request.cpus_per_rank, request.replicas)
-    return {
-        "RANK": str(context.rank),
-        "LOCAL_RANK": str(context.local_rank),
-        "WORLD_SIZE": str(context.world_size),
-        "LOCAL_WORLD_SIZE": str(placement.local_world_size),
-        process.THREADS: str(threads),
-        **execution.interfaces(placement),
-    }
-
-
-def _of_script(request: TrialRequest, placement: Placement, context: RankContext) -> dict[str, str]:
-    assert request.script is not None
-    ranks, variables = placement.local_world_size, {**os.environ, **request.env}
-    by_launcher = execution.launcher_threads(request.script, ranks, variables)
-    threads = request.knobs["cpu_threads"] or by_launcher
-    return {
-        **execution.launcher_variables(request.script, placement, context),
-        **({process.THREADS: str(threads)} if threads else {}),
-    }
 
 
 def _join_group(request: TrialRequest, placement: Placement, context: RankContext) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -64,26 +64,35 @@ class _RankProfile(NamedTuple):
     shares: trace.Shares
 
 
-class Subject(Protocol):
+class Subject:
     """Training under the profiler: the built-in loop or a script."""
 
-    training: Training
+    def __init__(self, training: Training, progressed: Callable[[], None]) -> None:
+        """Wrap a training.
+
+        Args:
+            progressed: reports progress of the run outside a step.
+        """
+        self.training = training
+        self.progressed = progressed
 
     @property
     def moves(self) -> Mapping[str, str]:
         """Return where the model moves the batch away from the outermost dimension."""
+        return {}
 
     def watched(self) -> AbstractContextManager[Any]:
         """Return a context for the first step, in which operators are recorded."""
+        return nullcontext()
 
     def marked(self) -> AbstractContextManager[Any]:
         """Return a context for the profiled steps, in which their spans are named in the trace."""
-
-    def progressed(self) -> None:
-        """Report progress of the run outside a step."""
+        return nullcontext()
 
     def lacks(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
         """Return the targets of knobs that the training has not."""
+        del events
+        return []
 
 
 def run_profile(
@@ -160,12 +169,12 @@ def _observed(ranks: Sequence[_RankProfile], context: RankContext) -> Observed:
     return Observed(parts=parts, peaks=peaks)
 
 
-class LoopSubject:
+class LoopSubject(Subject):
     """Built-in loop under the profiler, which names the spans of its steps itself."""
 
     def __init__(self, loop: TrainingLoop, replicas: int) -> None:
         """Wrap a loop; each of its processes does the work of `replicas` ranks."""
-        self.training: Training = loop
+        super().__init__(loop, loop.progressed)
         self._loop = loop
         self._moves = BatchMoves(loop.knobs["micro_batch"] * replicas)
 
@@ -178,14 +187,6 @@ class LoopSubject:
         """Return a context that records the batch's moves, unless operators cannot be inspected."""
         inspectable = self._loop.applied.inspectable
         return self._moves.watching(self._loop.workload.model) if inspectable else nullcontext()
-
-    def marked(self) -> AbstractContextManager[Any]:
-        """Return an empty context: the loop always names its spans."""
-        return nullcontext()
-
-    def progressed(self) -> None:
-        """Report progress as after a step."""
-        self._loop.progressed()
 
     def lacks(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
         """Return targets of knobs that neither the workload nor the operators of its profile show."""

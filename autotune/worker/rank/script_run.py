@@ -4,21 +4,18 @@ It is started as its launcher would, observed step by step, and left when enough
 done.
 """
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple, NoReturn
 
 from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from autotune.worker import failure
-from autotune.worker.inject import detected, spawning
+from autotune.worker.gradients import parameters_of
+from autotune.worker.inject import detected
 from autotune.worker.inject.accumulation import strays
-from autotune.worker.inject.changes import LOADER, Changes
-from autotune.worker.inject.constructed import Constructed
+from autotune.worker.inject.changes import LOADER
 from autotune.worker.inject.script_probe import ScriptProbe
-from autotune.worker.inject.settings_copies import SettingsCopies
 from autotune.worker.inject.settled import Loaded
 from autotune.worker.inject.spans import Spans
 from autotune.worker.observers import communication, memory
@@ -30,17 +27,15 @@ from autotune.worker.protocol import (
     TrialRequest,
 )
 from autotune.worker.rank import profiling
-from autotune.worker.rank.context import Leave, RankContext
-from autotune.worker.rank.execution import execute
-from autotune.worker.rank.first_steps import FirstStepChecks, LeaderNorms
-from autotune.worker.rank.own_devices import GivenDevices
+from autotune.worker.rank.context import RankContext
+from autotune.worker.rank.first_steps import FirstStepChecks
+from autotune.worker.rank.line import RankLine
+from autotune.worker.rank.norms import LeaderNorms
+from autotune.worker.rank.quiet import plain_autocast, without_dropout_anywhere
 from autotune.worker.rank.rendezvous import Gather, RankFigures, over_store
+from autotune.worker.rank.script_process import ScriptProcess
 from autotune.worker.rank.training import Training, run_blocks
-from autotune.worker.rank.trajectory import (
-    plain_autocast,
-    run_trajectory,
-    without_dropout_anywhere,
-)
+from autotune.worker.rank.trajectory import run_trajectory
 
 
 class ScriptTraining(Training):
@@ -108,7 +103,7 @@ class ScriptTraining(Training):
     def parameters(self) -> Iterable[nn.Parameter]:
         """Return the parameters of the optimizer whose steps are those of the training."""
         assert self._probe.leader is not None
-        return (p for group in self._probe.leader.param_groups for p in group["params"])
+        return parameters_of(self._probe.leader)
 
     def tokens(self, samples: int) -> int:
         """Return the number of tokens in some samples of the block.
@@ -129,94 +124,81 @@ class ScriptTraining(Training):
         return super().block(trial, index, ranks, found)
 
 
-class _ScriptSubject:
-    """Script under the profiler; its spans are named from outside."""
+class _ScriptSubject(profiling.Subject):
+    """Script under the profiler; its spans are named from outside.
+
+    Nothing else is told of it: it may be compiled, or have dispatch modes of its own, and `init` and
+    `doctor` have tried what acts on it.
+    """
 
     def __init__(self, training: Training, spans: Spans, progressed: Callable[[], None]) -> None:
-        self.training = training
-        self.progressed = progressed
+        super().__init__(training, progressed)
         self._spans = spans
 
-    @property
-    def moves(self) -> Mapping[str, str]:
-        return {}
-
-    def watched(self) -> AbstractContextManager[Any]:
-        """Return an empty context: a script may be compiled, or have dispatch modes of its own."""
-        return nullcontext()
-
-    def marked(self) -> AbstractContextManager[Any]:
+    def marked(self) -> AbstractContextManager[None]:
+        """Return a context in which the spans of the script are named."""
         return self._spans.marked()
 
-    def lacks(self, events: Iterable[Mapping[str, Any]]) -> list[str]:
-        """Return nothing: `init` and `doctor` have tried what acts on it."""
-        return []
 
-
-class ScriptRun:
+class ScriptRun(ScriptProcess):
     """Driver of a timed run by the hooks in a script's training."""
 
     def __init__(
         self,
         request: TrialRequest,
         context: RankContext,
+        line: RankLine,
         store: Store,
-        *,
-        progressed: Callable[[], None],
         began: Callable[[], None],
-        report: Callable[[BlockReport], None],
-        leave: Leave,
     ) -> None:
-        assert request.script is not None
-        self._request = request
-        self._script = request.script
+        """Prepare the run.
+
+        Args:
+            store: of the blocks alone.
+            began: called before the first block.
+        """
+        super().__init__(request, context, line)
         self._began = began
-        self._context = context
-        self._progressed = progressed
-        self._report = report
-        self._leave = leave
-        self._changes = Changes(request.knobs, self._script.changes, self._script.baseline)
-        self._copies = SettingsCopies(request.copies)
-        self._constructed = Constructed(self._script.constructed)
         self._probe = ScriptProbe(
             self._changes.built, counts_tokens=self._script.counts == _Unit.TOKENS
         )
         self._loaded = Loaded()
         self._first_steps = FirstStepChecks(request, context, store, self._probe)
         self._norms = LeaderNorms(self._probe, self._first_steps.start)
-        self._devices = GivenDevices()
         self._quiet = ExitStack()
         self._spans = Spans(self._probe.built, profiling.span)
         self._gather = over_store(store, context.rank, context.world_size)
         self._drawing = context.world_size
         self._training: ScriptTraining | None = None
         self._steps: Iterator[None] = iter(())
-        self._steps_seen = 0
-        self._process = os.getpid()
 
-    def run(self) -> NoReturn:
-        """Run the script until enough of its steps are measured."""
-        spawning.watch(self._script, self._refuse, self._starts)
-        self._copies.begin()
-        if self._script.constructed:
-            self._constructed.watch()
-        self._changes.begin()
+    def watch(self) -> None:
+        """Let the optimizer steps of this process drive the run."""
         self._changes.met("cpu_affinity")  # set for every rank before it began
         self._loaded.watch()
-        self.watch()
-        folders, local_rank = self._request.import_paths, self._context.local_rank
-        ended = execute(self._script, folders, local_rank)
+        if self._request.profile:
+            self._spans.watch()
+        norms = self._norms.observe if self._request.trajectory else None
+        self._probe.watch(went_on=self._goes_on, taken=self._stepped, at_gradients=norms)
+        self._first_steps.watch()
+        if norms:
+            self._quiet.enter_context(without_dropout_anywhere())
+            self._quiet.enter_context(self._norms.draws.watched())
+        if self._request.autocast:
+            self._quiet.enter_context(plain_autocast(self._request.device))
+
+    def _ended(self, how: str) -> NoReturn:
         taken = self._training.steps_done if self._training else 0
         if failed := self._caught():
             outcome, what = failed
-            self._leave(
+            self._line.leave(
                 outcome, f"{what} after {taken} measured optimizer steps, and the script ended"
             )
-        self._leave(
+        self._line.leave(
             Outcome.ERROR,
-            f"the script ended {ended}after {taken} measured optimizer steps, before enough was seen; "
+            f"the script ended {how}after {taken} measured optimizer steps, before enough was seen; "
             "have it train for longer",
-            ended_after=None if ended else taken,
+            ended_after=None if how else taken,
         )
 
     def _caught(self) -> tuple[Outcome, str] | None:
@@ -229,48 +211,21 @@ class ScriptRun:
             return Outcome.OOM, "a CUDA device was out of memory"
         return failed
 
-    def _refuse(self, why: str) -> NoReturn:
-        self._leave(Outcome.ERROR, why, contradicted=True)
-
     def _starts(self, ranks: int) -> NoReturn:
         self._refuse(
             f"the script starts {ranks} ranks itself: say `launch: {SPAWN}` under workload, and "
             f"`resources: {{workers: {ranks}}}`"
         )
 
-    def watch(self) -> None:
-        """Let the optimizer steps of this process drive the run."""
-        norms = self._norms.observe if self._request.trajectory else None
-        self._probe.watch(went_on=self._goes_on, taken=self._taken, at_gradients=norms)
-        self._first_steps.watch()
-        if norms:
-            self._quiet.enter_context(without_dropout_anywhere())
-            self._quiet.enter_context(self._norms.draws.watched())
-        if self._request.autocast:
-            self._quiet.enter_context(plain_autocast(self._request.device))
-
-    def _goes_on(self) -> None:
-        # The first step belongs to the start: passes and optimizer may be compiled in it.
-        if self._steps_seen:
-            self._progressed()
-
     def _taken(self) -> None:
-        # An error here must not be raised in the script, which might catch it.
-        try:
-            if os.getpid() != self._process:
-                self._refuse(_FORKS)
-            self._spans.leave("optimizer")
-            self._steps_seen += 1
-            self._first_steps.taken(self._steps_seen)
-            self._progressed()
-            if self._training is None:
-                self._begin()
-            else:
-                self._training.steps_done += 1
-            if next(self._steps, _END) is _END:
-                self._leave(None, "finished")
-        except BaseException as error:
-            self._leave(failure.outcome_of_error(error), f"{type(error).__name__}: {error}")
+        self._first_steps.taken(self._steps_seen)
+        self._line.progressed()
+        if self._training is None:
+            self._begin()
+        else:
+            self._training.steps_done += 1
+        if next(self._steps, _END) is _END:
+            self._line.leave(None, "finished")
 
     def _begin(self) -> None:
         """Check the first step, and begin to measure."""
@@ -300,9 +255,9 @@ class ScriptRun:
             self._first_steps.observed,
         )
         self._training.loss = self._probe.loss
-        where = (self._request, self._context, self._report)
+        where = (self._request, self._context, self._line.report)
         if self._request.profile:
-            subject = _ScriptSubject(self._training, self._spans, self._progressed)
+            subject = _ScriptSubject(self._training, self._spans, self._line.progressed)
             self._steps = profiling.run_profile(subject, *where)
         elif self._request.trajectory:
             self._steps = run_trajectory(self._training, self._norms, *where)
@@ -453,10 +408,6 @@ class _Drew(NamedTuple):
 
 
 _END = object()
-_FORKS = (
-    "the script trains in processes that it forks, and a trial follows the process that it is started "
-    "in: have it train there, or have torchrun start its ranks"
-)
 _SET_BACK = (
     "is what the script has set, over what it was changed to from outside; map the knob to an argument "
     "of the script, or take it out"

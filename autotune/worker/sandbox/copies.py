@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from autotune.worker.sandbox.mounts import holds
+
 
 class WrittenCopies:
     """Tree of copies, shared by all processes of a trial: its state is the content of its folder."""
@@ -137,7 +139,7 @@ class WrittenCopies:
         name = os.path.join(os.path.realpath(above), last)  # noqa: PTH118
         if follow and not os.path.lexists(self._tree + name):
             name = os.path.realpath(name)
-        return None if any(_holds(folder, name) for folder in self._free) else name
+        return None if any(holds(folder, name) for folder in self._free) else name
 
     def _has_original(self, name: str) -> bool:
         return os.path.lexists(name) and not self._is_gone(name)
@@ -180,7 +182,3 @@ class WrittenCopies:
                 inner = os.path.join(name, child)  # noqa: PTH118
                 if not self._is_gone(inner):
                     self._copy_all(inner, os.path.join(copy, child))  # noqa: PTH118
-
-
-def _holds(folder: str, path: str) -> bool:
-    return path == folder or path.startswith(folder + "/")

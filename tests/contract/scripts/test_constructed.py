@@ -13,7 +13,7 @@ from autotune.standalone.batch_settings import find_batch_settings
 from autotune.standalone.named_options import OtherWord, others
 from autotune.standalone.own_options import SearchTime, find_own_options
 from autotune.worker.inject import job_order
-from autotune.worker.protocol import PYTHON
+from autotune.worker.protocol import PYTHON, Script
 from autotune.worker.survey_result import SurveyResult
 from search_spaces import Facts
 from search_spaces.knob import KnobValue
@@ -157,5 +157,5 @@ def test_class_that_is_not_known_is_refused() -> None:
 
 
 def test_order_of_a_job_keeps_arguments_of_classes() -> None:
-    order = job_order.Order("train.py", False, {}, (), constructed={"Trainer(precision)": "x"})
+    order = job_order.Order(Script("train.py", constructed={"Trainer(precision)": "x"}), {})
     assert job_order.Order.from_text(order.to_text()) == order

@@ -54,6 +54,7 @@ SPAWNS = "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)\n"
         ),
         (LAUNCHES, ("torchrun", "train.py"), "type what it starts"),
         (LAUNCHES, ("PYTHON", "-u", "-m", "torch.distributed.run", "a.py"), "type what it starts"),
+        (LAUNCHES, ("PYTHON", "-m", "torch.distributed.launch", "a.py"), "type what it starts"),
         (LAUNCHES, ("PYTHON", "-W", "ignore", "bin/accelerate", "launch"), "type what it starts"),
         (SHELL, ("torchrun 'own script.py'",), "type what it starts, `torchrun 'own script.py'`"),
         (

@@ -442,7 +442,8 @@ def test_process_that_a_script_forks_does_not_end_the_trial(
     assert_well(bench.run(bench.write(child + TRAINS), samples=4))
 
 
-def test_script_that_trains_in_processes_that_it_forks_is_told(bench: Bench) -> None:
+@pytest.mark.parametrize("survey", [0, 6], ids=["trial", "survey"])
+def test_script_that_trains_in_processes_that_it_forks_is_told(bench: Bench, survey: int) -> None:
     text = f"""
 import multiprocessing
 def train():
@@ -453,10 +454,20 @@ for child in children:
 for child in children:
     child.join()
 """
-    report = bench.run(bench.write(text), told={"launch": PYTHON})
+    report = bench.run(bench.write(text), told={"launch": PYTHON, "survey": survey})
     assert report.outcome == Outcome.ERROR
     assert "the script trains in processes that it forks" in report.cause
     assert report.blocks == ()
+
+
+def test_profile_of_a_script_with_hooks_of_its_own_on_all_optimizers_is_made(bench: Bench) -> None:
+    hooks = "from torch.optim import optimizer as steps\n"
+    hooks += "steps.register_optimizer_step_post_hook(lambda *_: None)\n"
+    before, after = TRAINS.split("while True:")
+    report = bench.run(bench.write(f"{before}{hooks}while True:{after}"), asked={"profile": 2})
+    assert_well(report, blocks=1)
+    parts = report.blocks[0].observed["parts"]
+    assert all(parts[part][0] > 0 for part in ("compute", "optimizer"))
 
 
 @pytest.mark.parametrize(

@@ -38,13 +38,14 @@ def _give_up(reason: str, left: str = "nothing", *, in_rank: bool = False) -> No
         in_rank: whether this process is known to run the script.
     """
     order = json.loads(os.environ.get("AUTOTUNE_RUN") or "{}")
-    if not order or not (in_rank or _runs(order["target"], order["is_module"])):
+    script = order.get("script", {})
+    if not order or not (in_rank or _runs(script["target"], script["is_module"])):
         return
     standing_in = any(copy["stands_in"] for copy in order.get("copies", ()))
-    constructed = bool(order.get("constructed") or standing_in)
-    lost = ["changed from outside"] * bool(order.get("changes") or constructed)
+    constructed = bool(script.get("constructed") or standing_in)
+    lost = ["changed from outside"] * bool(script.get("changes") or constructed)
     lost += ["watched"] * ("AUTOTUNE_WATCHER" in os.environ)
-    ends = constructed or not _OF_ALL_RANKS.isdisjoint(order.get("changes", ()))
+    ends = constructed or not _OF_ALL_RANKS.isdisjoint(script.get("changes", ()))
     ends = ends and os.environ.get("WORLD_SIZE", "1") != "1"
     if lost and os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0":
         end = "; the job ends, as other ranks may be changed" * ends
@@ -57,7 +58,7 @@ def _give_up(reason: str, left: str = "nothing", *, in_rank: bool = False) -> No
 def _runs(target: str, is_module: bool) -> bool:
     words = getattr(sys, "orig_argv", sys.argv)  # which python before 3.10 lacks
     run = words[-len(sys.argv)]
-    return run in (target, f"-m{target}") if is_module else Path(run).name == target
+    return run in (target, f"-m{target}") if is_module else Path(run).name == Path(target).name
 
 
 _users_own()

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Self
 
 from autotune.analysis import gate
@@ -73,7 +73,7 @@ def build_verdict(records: Records, spec: StudySpec, facts: VerdictInputs) -> Ve
         price = FinalsPrice(attempts, costs, baseline, barred, facts.plan)
         found = _final(records, confirmation, checks, price, _wall_time(spec, facts))
     else:
-        found = _provisional(records, confirmation, checks, baseline)
+        found = _provisional(records, confirmation, checks, barred.trials, baseline)
     found = dataclasses.replace(
         found,
         study=facts.name,
@@ -132,6 +132,7 @@ def _provisional(
     records: Records,
     confirmation: Confirmation | None,
     checks: GateRecord,
+    barred: Collection[int],
     baseline: dict[str, Any],
 ) -> Verdict:
     """Return what the records support by now.
@@ -144,7 +145,7 @@ def _provisional(
         failure = baseline_failure(attempts)
         found = conclude(result_of(confirmation), records.world_size, checks, failure)
     else:
-        found = leader(attempts, baseline, checks, records.world_size, records.noise)
+        found = leader(attempts, baseline, checks, barred, records.world_size, records.noise)
         found = dataclasses.replace(found, rounds=rounds if rounds < PROOF.fewest_rounds else 0)
     return dataclasses.replace(found, provisional=True)
 
@@ -186,7 +187,14 @@ def conclude(
     own = None if result.baseline is None else result.finalists[result.baseline]
     if result.baseline_fails or own is None:
         times = len(own.rates) if own else 0
-        return Verdict(Kind.NO_BASELINE, baseline_failure=failure, baseline_rounds=times, **common)
+        risks = checks.risks.get(result.recommended, "")
+        return Verdict(
+            Kind.NO_BASELINE,
+            baseline_failure=failure,
+            baseline_rounds=times,
+            risks=risks,
+            **common,
+        )
     common |= {"baseline": own.own_rate or mean_rate(own.figures), "baseline_knobs": own.knobs}
     missing = Shortfall() if lacking is None or result.exhausted else lacking
     if result.recommended_result is own:

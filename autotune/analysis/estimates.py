@@ -4,12 +4,11 @@ Each has the interval that the noise between runs leaves. It is printed and over
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.analysis.batches import batch_change
 from autotune.analysis.gate import GateRecord
-from autotune.analysis.memory import outgrown
 from autotune.analysis.node_speeds import at_home_speed
 from autotune.analysis.outcomes import Outcomes, baseline_failure
 from autotune.analysis.round_results import failed_in_a_round
@@ -36,6 +35,7 @@ def leader(
     attempts: Attempts,
     baseline: Mapping[str, Any],
     checks: GateRecord,
+    barred: Collection[int],
     world_size: int,
     noise: StoredNoise | None,
 ) -> Verdict:
@@ -48,11 +48,12 @@ def leader(
     Args:
         attempts: attempts of a study that may be under way.
         baseline: a value for every knob.
+        barred: trials that may not be recommended.
         noise: newest run-to-run noise of the study; None: as recorded with each run.
     """
     if not attempts.searched():
         return Verdict(Kind.NO_RESULT)
-    ranked, own = _ranked(attempts, checks), attempts.baseline()
+    ranked, own = _ranked(attempts, checks, barred), attempts.baseline()
     reference = next((one for one in ranked if own and one.trial == own.trial), None)
     others = _safe([one for one in ranked if one is not reference], baseline, checks)[:_SHOWN]
     if not others and reference is None:
@@ -151,10 +152,10 @@ def _finalist(
     return Finalist(one.trial, one.knobs, one is baseline, rates, ratio, None)
 
 
-def _ranked(attempts: Attempts, checks: GateRecord) -> list[StoredAttempt]:
+def _ranked(attempts: Attempts, checks: GateRecord, barred: Collection[int]) -> list[StoredAttempt]:
     """Return trials that have completed and not failed since, the fastest first."""
     own = attempts.baseline()
-    out = {*outgrown(attempts), *(refused.trial for refused in checks.refused)}
+    out = {*barred, *(refused.trial for refused in checks.refused)}
     out |= failed_in_a_round(attempts) - {own.trial if own else None}
     searched = at_home_speed(attempts).searched().complete().measured()
     return sorted((one for one in searched if one.trial not in out), key=lambda one: -_speed(one))

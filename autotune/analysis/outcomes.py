@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from autotune.analysis.finalists import ranked
 from autotune.analysis.node_speeds import at_home_speed
 from autotune.analysis.policy import ANALYSIS
 from autotune.analysis.trial_ratios import trial_ratios
@@ -88,11 +89,9 @@ class SearchBest:
         """
         at_home, ratios = at_home_speed(attempts), trial_ratios(attempts, noise)
         baseline = at_home.baseline()
-        complete = at_home.searched().complete()
-        allowed = (one for one in complete if one.trial not in barred)
-        best = max(allowed, key=lambda a: a.result.throughput or 0.0, default=None)
+        best = next((one for one in ranked(attempts) if one.trial not in barred), None)
         if baseline is None or best is None or best.trial not in ratios:
-            return cls(complete=bool(complete))
+            return cls(complete=bool(at_home.searched().complete()))
         return cls(True, best.knobs, baseline.result.throughput or 0.0, ratios[best.trial].ratio)
 
 

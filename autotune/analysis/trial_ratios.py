@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.analysis.finalists import ranked
 from autotune.analysis.node_speeds import at_home_speed
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.noise import noise_of_pairs, run_df, total_half_width
@@ -80,13 +81,15 @@ def precedence(ratio: Ratio) -> tuple[bool, float]:
 def leading_trial(attempts: Attempts, ratios: Mapping[int, TrialRatio]) -> int | None:
     """Return the complete trial that was seen fastest; None if each is the baseline or surely slower.
 
+    One whose own check has failed does not lead.
+
     Args:
         ratios: speed-up of each timed trial, see `trial_ratios`.
     """
     own = attempts.baseline()
     rivals = {
         one.trial: ratios[one.trial].ratio
-        for one in attempts.searched().complete()
+        for one in ranked(attempts)
         if one.trial in ratios and not (own and one.trial == own.trial)
     }
     able = {trial: ratio for trial, ratio in rivals.items() if ratio.high >= 1}

@@ -203,8 +203,11 @@ class Finals:
         """Return whether a finalist may be faster than the baseline, by its trial in the search.
 
         A check of one that is surely slower would prove nothing. Only where steps are timed one by one
-        is the error of a trial known well enough.
+        is the error of a trial known well enough. Where the baseline is out, the best that runs is
+        recommended.
         """
+        if confirmation.baseline not in confirmation.members():
+            return True
         attempts = self._context.attempts()
         own, its = attempts.baseline(), attempts.searched().of_trial(trial).measured().first
         if confirmation.spread is None or own is None or its is None:
@@ -221,7 +224,7 @@ class Finals:
         costs = self._context.costs()
         for trial in confirmation.members():
             knobs = confirmation.candidates[trial].knobs
-            if self._runner.recorded(Purpose.EPOCHS, trial, knobs) or not compared.lacks_epoch(
+            if self._has_told(Purpose.EPOCHS, trial, knobs) or not compared.lacks_epoch(
                 trial, knobs
             ):
                 continue
@@ -231,6 +234,11 @@ class Finals:
                 return True
         return False
 
+    def _has_told(self, purpose: Purpose, trial: int, knobs: dict[str, Any]) -> bool:
+        """Return whether a run is recorded, and is neither cut short nor a failure by chance."""
+        own = self._context.attempts().of(purpose).of_trial(trial).with_knobs(knobs)
+        return bool(own.conclusive())
+
     def _check_longest(self, confirmation: Confirmation) -> bool:
         """Run a finalist on the longest samples, if the workload knows them; return whether it did."""
         blocks = self._context.blocks
@@ -238,9 +246,7 @@ class Finals:
         configurations = confirmation.knobs_of(members)
         proof = price.rounds(configurations, confirmation.to_prove)
         for trial, knobs in zip(members, configurations, strict=True):
-            if trial == confirmation.baseline or self._runner.recorded(
-                Purpose.LONGEST, trial, knobs
-            ):
+            if trial == confirmation.baseline or self._has_told(Purpose.LONGEST, trial, knobs):
                 continue
             if not tells_longest(self._context.attempts(), trial, blocks):
                 continue
@@ -373,8 +379,9 @@ class SoakPair:
     def _measure(self, confirmation: Confirmation, trial: int, seconds: float) -> None:
         noise = self._runner.planner.noise.sigma_run
         limits = self._context.setup.confirm_limits(sigma_run=noise)
-        limits = replace(limits, longest=seconds, fewest=math.inf)
         knobs = confirmation.candidates[trial].knobs
+        power = None if trial == confirmation.baseline else self._context.setup.power_limit
+        limits = replace(limits, longest=seconds, fewest=math.inf, power=power)
         limit = self._time.for_soak(knobs, limits.warmup + seconds)
         while not self._measured(confirmation, trial):
             attempt = PlannedAttempt(trial, knobs, Purpose.SOAK)

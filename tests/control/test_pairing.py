@@ -261,7 +261,7 @@ def test_the_answer_in_between_compares_at_the_pace_of_the_baseline_s_own_trial(
     restless(played).run_once("restless", **ASKED)
     before = [a for a in played.attempts() if a.purpose in ("search", "paired", "calibrate")]
     baseline = before[0].knobs
-    found = leader(Attempts(before, baseline), baseline, GateRecord(), 2, None)
+    found = leader(Attempts(before, baseline), baseline, GateRecord(), (), 2, None)
     own = before[0].result.throughput
     assert found.finalists
     of_baseline = next(one for one in found.finalists if one.trial == 0)

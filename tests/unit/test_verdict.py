@@ -15,6 +15,7 @@ from autotune.analysis.confirmation_result import result_of
 from autotune.analysis.estimates import leader
 from autotune.analysis.finalists import Candidate, Selection
 from autotune.analysis.gate import GateRecord
+from autotune.analysis.memory import outgrown
 from autotune.analysis.outcomes import Failure, Outcomes, SearchBest
 from autotune.analysis.rounds import Stage, replay
 from autotune.analysis.shortfall import Shortfall, rounds_missing
@@ -539,8 +540,9 @@ def seen(number, purpose, trial, rate=None, state="COMPLETE", **changes):
     return StoredAttempt(number, trial, Purpose(purpose), 0, 1, knobs, 0.0, 1.0, result)
 
 
-def provisionally(*attempts, noise=None):
-    return leader(Attempts(attempts, defaults()), defaults(), GateRecord(), 2, noise)
+def provisionally(*several, noise=None):
+    attempts = Attempts(several, defaults())
+    return leader(attempts, defaults(), GateRecord(), outgrown(attempts), 2, noise)
 
 
 def test_what_has_run_out_of_memory_since_is_no_provisional_answer():

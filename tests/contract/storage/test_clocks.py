@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from autotune.errors import StaleLease
-from storage import Lease, LeaseHolder, Repository, Retry, StoredStudy, database, holders
+from storage import Lease, LeaseHolder, Repository, Retry, StoredStudy, database, host
 from tests.contract.storage.making import CLUSTER, LONG, claim, rows, taken
 from tests.support.waiting import wait_for
 
@@ -135,7 +135,7 @@ def test_nobody_holds_a_lease_from_before_the_machine_was_booted(
     taken(sqlite, seconds=HOUR)
     another = tmp_path / "boot_id"
     another.write_text("another\n")
-    monkeypatch.setattr(holders, "_BOOT_ID", another)
+    monkeypatch.setattr(host, "_BOOT_ID", another)
     assert sqlite.leases.holder(CLUSTER) is None
     taken(sqlite)
 

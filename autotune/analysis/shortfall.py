@@ -49,7 +49,7 @@ def shortfall(
 
     Args:
         confirmation: as far as it went; None if there was nothing to confirm.
-        wall_time: of the study; None: it has no limit, so that nothing ended for want of time.
+        wall_time: of the study; None: it has no limit, so that nothing ended for lack of time.
     """
     if stuck := _stuck(price.attempts):
         return Shortfall(None, stuck)

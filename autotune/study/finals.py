@@ -116,7 +116,7 @@ class Finals:
                 return confirmation
 
     def _lacks_time_for_rivals(self, confirmation: Confirmation) -> bool:
-        """Return whether only the baseline is to be measured, for want of time for what may be faster.
+        """Return whether only the baseline is to be measured, for lack of time for what may be faster.
 
         Its rounds alone would show nothing, and take the time that a check may have later.
         """

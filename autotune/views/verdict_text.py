@@ -123,9 +123,9 @@ def _left_out(verdict: Verdict) -> str:
     gain, whose = terms.said(one.gain), "yours"
     if terms.of_energy:
         whose = "the energy per sample of yours"
-    seen = f"Trial {one.trial}, seen once at {times(gain.value)} {whose}, was left out"
+    seen = f"Trial {one.trial}, seen once at {times(gain.value)} {whose}, was not measured again"
     if one.gain.faster:
-        return f" {seen} for want of time: {changed}."
+        return f" {seen}: {changed}."
     return f" {seen}, as the {CI} of that is {bounds_of_interval(gain)}: {changed}."
 
 

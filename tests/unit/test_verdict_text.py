@@ -234,8 +234,8 @@ def test_text_of_a_baseline_that_nothing_beats():
     )
     looked = Contender(1, knobs(precision="bf16"), Ratio(1.59, 0.38, 6.56))
     assert text_of(dataclasses.replace(alone, unmeasured_leader=looked)).endswith(
-        " Trial 1, seen once at 1.59x yours, was not measured again, as the 95 % CI of that is 0.38 to 6.56: "
-        "precision=bf16."
+        " Trial 1, seen once at 1.59x yours, was not measured again, as the 95 % CI of that is 0.38 to "
+        "6.56: precision=bf16."
     )
     hopeless = dataclasses.replace(looked, gain=Ratio(3.77, 0.001, 10_880.0))
     assert text_of(dataclasses.replace(alone, unmeasured_leader=hopeless)).endswith(
@@ -459,8 +459,8 @@ def test_texts_of_energy_tell_ratios_and_rates_of_energy():
         KEPT, kind=Kind.NOTHING_BETTER, finalists=(finalist(0),), unit="samples/J"
     )
     assert text_of(dataclasses.replace(alone, unmeasured_leader=left_out)).endswith(
-        " Trial 1, seen once at 0.80x the energy per sample of yours, was not measured again, as the 95 % CI of "
-        "that is 0.50 to 2.00: precision=bf16."
+        " Trial 1, seen once at 0.80x the energy per sample of yours, was not measured again, as the "
+        "95 % CI of that is 0.50 to 2.00: precision=bf16."
     )
     found = dataclasses.replace(
         EMPTY,

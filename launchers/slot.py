@@ -13,11 +13,10 @@ from autotune.worker.protocol import (
     TrialRequest,
 )
 from autotune.worker.rank_devices import devices_needed
-from launchers.agents import AgentDied, Agents, Node, SlotGone, StartCancelled
+from launchers.agents import AgentDied, Agents, Node, Preloading, SlotGone, StartCancelled
 from launchers.base import Slot, TurnSchedule
 from launchers.member import describe_leftovers
 from launchers.node_compat import of_other_kinds
-from launchers.preloading import Preloading
 from launchers.session import Session
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from search_spaces.words import Knobs
+from search_spaces.knob import Knobs
 
 MICRO_BATCH, ACCUMULATION = "micro_batch", "accumulation_steps"
 BATCH_KNOBS = (MICRO_BATCH, ACCUMULATION)

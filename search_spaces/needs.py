@@ -1,7 +1,6 @@
 """Needs that several knobs have: of the machine, and of the values of another knob."""
 
-from search_spaces.knob import NotWith, OnlyWith
-from search_spaces.words import Knobs
+from search_spaces.knob import Knobs, NotWith, OnlyWith
 
 CUDA = "a CUDA device"
 NCCL = "NCCL: a CUDA device of its own for every rank"

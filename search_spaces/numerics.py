@@ -5,7 +5,7 @@ from typing import Any
 
 from search_spaces.catalogue import CATALOGUE, defaults
 from search_spaces.constraints import conflicts_in
-from search_spaces.words import Knobs
+from search_spaces.knob import Knobs
 
 
 def touched(knobs: Knobs, baseline: Knobs, harmless: Collection[str] = frozenset()) -> list[str]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
-from search_spaces.words import Knobs
+from search_spaces.knob import Knobs
 from storage.records import TRIAL_RUNS, AttemptState, Fault, Purpose, StoredAttempt
 
 _OF, _ENDED_IN = "of", "ended_in"

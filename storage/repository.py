@@ -4,29 +4,33 @@ import contextlib
 import hashlib
 import json
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import URL, ColumnElement, Select, create_engine, select, update
+from sqlalchemy import URL, ColumnElement, Select, create_engine, func, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from storage.attempt_records import AttemptRecords
-from storage.choices import Choices
 from storage.claims import Claims
 from storage.database import Database
 from storage.events import Author, Events
 from storage.leases import Leases
 from storage.models import (
     AttemptRow,
+    ChoiceRow,
     EnvironmentRow,
     MessageRow,
     NoiseRow,
     RecommendationRow,
     StudyRow,
+    record_of,
 )
 from storage.order import Quotas
 from storage.records import (
+    ChoiceReason,
+    FinalistChoice,
     Lease,
     MessageCode,
     MessageKind,
@@ -204,6 +208,37 @@ class NoiseRecords:
                 select(NoiseRow).where(*conditions).order_by(NoiseRow.id.desc()).limit(1)
             )
             return StoredNoise(row.sigma_run, row.runs, row.drift_per_hour) if row else None
+
+
+class Choices:
+    """Choices of finalists, of all studies: which trials were measured again, which not, and why.
+
+    A study whose finalists change, or that is continued, chooses again; earlier choices stay.
+    """
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    def record(self, lease: Lease, study_id: int, several: Sequence[FinalistChoice]) -> None:
+        """Store the next choice of a study, all of its trials in one transaction."""
+        with self._transactions.fenced(lease) as session:
+            at = self._transactions.now(session)
+            own = ChoiceRow.study_id == study_id
+            number = (session.scalar(select(func.max(ChoiceRow.choice)).where(own)) or 0) + 1
+            session.add_all(
+                ChoiceRow(study_id=study_id, choice=number, at=at, **vars(one)) for one in several
+            )
+
+    def newest_of(self, study_id: int) -> list[FinalistChoice]:
+        """Return the newest choice of a study, in its order; empty if it has not chosen."""
+        own = ChoiceRow.study_id == study_id
+        newest = select(func.max(ChoiceRow.choice)).where(own).scalar_subquery()
+        wanted = select(ChoiceRow).where(own, ChoiceRow.choice == newest).order_by(ChoiceRow.id)
+        with self._transactions.reading() as session:
+            return [
+                record_of(FinalistChoice, row, reason=ChoiceReason(row.reason))
+                for row in session.scalars(wanted)
+            ]
 
 
 class Recommendations:

@@ -8,7 +8,7 @@ from autotune.analysis import gate
 from autotune.analysis.memory import outgrown
 from autotune.analysis.sameness import ChangeKind, Comparison, Rules
 from autotune.config import StudySpec
-from search_spaces.words import Knobs
+from search_spaces.knob import Knobs
 from storage import Attempts, Blocks
 
 

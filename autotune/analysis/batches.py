@@ -8,7 +8,7 @@ from autotune.analysis.finalists import ConfirmationResult
 from autotune.analysis.node_speeds import at_home_speed
 from autotune.measurement.estimate import Ratio, paired_ratio
 from search_spaces.batch import global_batch_size, is_other_split
-from search_spaces.words import Knobs
+from search_spaces.knob import Knobs
 from storage import Attempts, AttemptState, Purpose, StoredAttempt
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.analysis.policy import ANALYSIS
-from search_spaces.words import Knobs
+from search_spaces.knob import Knobs
 
 _NONE = "none"
 _PRIOR = {

@@ -20,8 +20,7 @@ from autotune.measurement.group_sequential import look_level, looks_after_each_r
 from search_spaces import Facts, infeasible
 from search_spaces.batch import is_other_split
 from search_spaces.constraints import Conflict, asked_by, broken, conflicts_in
-from search_spaces.knob import changed_knobs
-from search_spaces.words import Knobs
+from search_spaces.knob import Knobs, changed_knobs
 from storage import Attempts, Purpose
 
 NEGLIGIBLE = math.log1p(PROOF.idle_gain)

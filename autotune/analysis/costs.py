@@ -16,7 +16,7 @@ from autotune.measurement.policy import GATE, MEASUREMENT
 from autotune.measurement.step_series import Onset, OnsetBound
 from autotune.worker.protocol import STEPS_WITHOUT_DROPOUT
 from search_spaces.constraints import why_not_taken_over
-from search_spaces.words import Knobs
+from search_spaces.knob import Knobs
 from storage import (
     COMPARED_RUNS,
     SEARCH_RUNS,

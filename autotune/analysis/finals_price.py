@@ -18,7 +18,7 @@ from autotune.analysis.barred import Barred
 from autotune.analysis.costs import Costs
 from autotune.analysis.finalists import may_be_faster, ranked
 from autotune.analysis.policy import PROOF
-from search_spaces.words import Knobs
+from search_spaces.knob import Knobs
 from storage import Attempts, Purpose, StoredAttempt
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from autotune.analysis.policy import PROOF
 from search_spaces.batch import is_other_split
-from search_spaces.words import Knobs
+from search_spaces.knob import Knobs
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from autotune.analysis.gate_runs import (
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.measurement.numerics import Agreement
 from search_spaces import CATALOGUE
+from search_spaces.knob import Knobs
 from search_spaces.numerics import reference_knobs, touched
-from search_spaces.words import Knobs
 from storage import Attempts, AttemptState, Blocks, Purpose, StoredAttempt
 
 

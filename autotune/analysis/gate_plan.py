@@ -18,8 +18,8 @@ from autotune.analysis.gate_runs import (
 from autotune.measurement.gradients import RoundingErrors
 from autotune.measurement.numerics import Pair, Trajectory, trajectory
 from autotune.measurement.policy import GATE
+from search_spaces.knob import Knobs
 from search_spaces.numerics import reference_knobs, touched
-from search_spaces.words import Knobs
 from storage import TRAJECTORIES, Attempts, AttemptState, Blocks, Purpose, StoredAttempt
 
 

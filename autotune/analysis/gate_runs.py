@@ -8,9 +8,8 @@ from autotune.measurement.gradients import RoundingErrors
 from autotune.measurement.numerics import Agreement, Pair, agreement, trajectory
 from search_spaces import CATALOGUE
 from search_spaces.batch import split_otherwise
-from search_spaces.knob import DATA, GRAPH
+from search_spaces.knob import DATA, GRAPH, Knobs
 from search_spaces.numerics import reference_knobs, trained_knobs
-from search_spaces.words import Knobs
 from storage import Attempts, AttemptState, Blocks, Purpose, StoredAttempt
 
 

@@ -26,8 +26,7 @@ from autotune.measurement.policy import GATE
 from autotune.worker.protocol import CHECKED_STEPS
 from search_spaces import CATALOGUE
 from search_spaces.batch import is_other_split
-from search_spaces.knob import DATA, GRAPH, STATISTICS, Knob, KnobValue
-from search_spaces.words import Knobs
+from search_spaces.knob import DATA, GRAPH, STATISTICS, Knob, Knobs, KnobValue
 from storage import Attempts, Blocks, Purpose, StoredAttempt
 
 _OF_SAME_ROWS = (Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PAIRED, Purpose.EPOCHS)

@@ -17,7 +17,7 @@ from autotune.search.grid import Grid, Matrix
 from autotune.search.observations import NORMAL_95, Observations
 from autotune.search.step_model import StepModel
 from autotune.search.threads import ThreadpoolController
-from search_spaces.words import Knobs
+from search_spaces.knob import Knobs
 
 
 @dataclass(frozen=True)

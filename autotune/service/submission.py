@@ -36,7 +36,7 @@ from autotune.service.queues import (
     this_machine,
     this_queue,
 )
-from autotune.views.waiting import waiting_now
+from autotune.views.queue_table import waiting_now
 from autotune.worker.proc import state
 from autotune.worker.processes import leave_with, without_storage
 from storage import Repository, StoredStudy, StudyState

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.analysis.wording import counted
 from autotune.config import StudySpec, remote_stores
 from autotune.config.mistakes import LARGEST
 from autotune.errors import AutotuneError, DevicesTaken, StorageError
@@ -21,11 +22,10 @@ from autotune.runs.monitors import FitMonitor
 from autotune.runs.one_off import OneOffRuns, Shape, why_not
 from autotune.runs.request_shapes import reporting_each_step, surveyed
 from autotune.runs.study_setup import StudySetup, launcher_of
-from autotune.standalone import process_comparison
 from autotune.standalone.own_options import shows
 from autotune.worker.node.reverse_lookup import SOON_SECONDS, NameLookup, as_torch_asks
 from autotune.worker.node.sandbox import OVERLAY
-from autotune.worker.protocol import BlockReport
+from autotune.worker.protocol import DEEPSPEED, PLAIN, PYTHON, SPAWN, BlockReport
 from autotune.worker.survey_result import SurveyResult
 from launchers import Launcher, Resources, section_of
 from launchers.sections import PACKAGES
@@ -50,6 +50,7 @@ BASELINE_RUN = "doctor"
 """Name of the run of the baseline; names of other runs begin with it."""
 _HERE = section_of("local")
 _LEAST_SHARED_MEMORY = 1 << 30
+_THREADS = "OMP_NUM_THREADS"
 _BUSY = 0.5
 _COMPILED_AGAIN = 3
 """Number of last steps that all compile; after the second shape graphs are dynamic."""
@@ -204,8 +205,7 @@ def _launched(spec: StudySpec | None) -> Iterator[CheckResult]:
                 yield watch_of_devices()
             if spec:
                 yield from (
-                    CheckResult("process", "ok", text)
-                    for text in process_comparison.comparison(spec, launcher)
+                    CheckResult("process", "ok", text) for text in comparison(spec, launcher)
                 )
                 one_off = OneOffRuns(StudySetup(spec, launcher), Path(folder), Path.cwd())
                 baseline = baseline_of(one_off)
@@ -217,6 +217,46 @@ def _launched(spec: StudySpec | None) -> Iterator[CheckResult]:
         yield CheckResult(f"{kind} launcher", "warn", str(error))
     except AutotuneError as error:
         yield CheckResult(f"{kind} launcher", "fail", str(error))
+
+
+def comparison(spec: StudySpec, launcher: Launcher) -> Iterator[str]:
+    """Compare a trial's process with the job's, for one script; the full table is in docs/scripts.md.
+
+    Yield a line for each difference or likeness; none where no launcher of scripts is followed.
+    """
+    launch = spec.workload.launched_by(launcher.ranks)
+    if launch is None:
+        return
+    site, ranks = launcher.site, launcher.site.ranks_per_node
+    yield f"started as by {_started(spec, launch, ranks)}, with {_threads(spec, launch, ranks)}"
+    yield (
+        "otherwise than in the job: forked from a python that has torch imported, seeded with "
+        f"{spec.seed}, its output in the trial's log, ended after the steps that are timed"
+        + ("" if launch == PYTHON else ", its ranks meeting at a store of the trial")
+    )
+    if launch in PLAIN and site.on_device:
+        yield (
+            f"sees {counted(len(site.devices), 'device')}, those of its slot: a script "
+            "that takes all devices by itself (DataParallel) takes no more than these"
+        )
+
+
+def _started(spec: StudySpec, launch: str, ranks: int) -> str:
+    if launch == PYTHON:
+        given = spec.workload.interpreter_options(ranks) or ()
+        options = "".join(f" {option}" for option in given)
+        return f"`python{options}`: one process, no variable calls it a rank"
+    if launch == SPAWN:
+        return f"`python`, and each of {counted(ranks, 'rank')} as by {launch}: no variable calls it one"
+    return f"{launch}: {counted(ranks, 'rank')} a node with its variables"
+
+
+def _threads(spec: StudySpec, launch: str, ranks: int) -> str:
+    if threads := spec.env.get(_THREADS, os.environ.get(_THREADS)):
+        return f"{_THREADS}={threads} as you have it"
+    if launch in (*PLAIN, DEEPSPEED) or ranks == 1:
+        return "as many threads as torch takes by itself"
+    return f"{_THREADS}=1 as torchrun sets it"
 
 
 def _one_rank(folder: str) -> Launcher:

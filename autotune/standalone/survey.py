@@ -24,8 +24,7 @@ from autotune.standalone.own_options import (
     find_own_options,
     worth_trying,
 )
-from autotune.standalone.progress_lines import reported
-from autotune.standalone.script_runs import TAIL_BYTES, ScriptRuns, slower_start
+from autotune.standalone.script_runs import TAIL_BYTES, ScriptRuns, reported, slower_start
 from autotune.worker.cgroup import usable_cpus
 from autotune.worker.protocol import PYTHON, SPAWN
 from autotune.worker.survey_result import Option, SurveyResult

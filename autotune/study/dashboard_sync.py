@@ -16,15 +16,17 @@ from autotune.analysis.node_speeds import NodeSpeed, NodeSpeeds, pooled_baseline
 from autotune.analysis.provenance import Records
 from autotune.analysis.verdict import Verdict
 from autotune.analysis.wording import Terms, quantity
+from autotune.search.trial_attributes import attributes_of, constraints_of, state_of
 from autotune.study.context import StudyContext
 from autotune.views import dashboard_notes
 from search_spaces import KnobValue
-from storage import AttemptResult, Attempts, Purpose, StoredAttempt, TrialLedger
+from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, TrialLedger
 
 _THROUGHPUT, _EFFICIENCY = "throughput over ", "samples per joule over "
 """First words of the objective's name where values are ratios; a study that an earlier version began
 has rates, and goes on with them."""
 _YOURS = "yours"
+_WITH_A_VALUE = (AttemptState.COMPLETE, AttemptState.PRUNED)
 EVERY_SECONDS = 1.0
 """Shortest interval: each update takes some ten milliseconds of a short trial."""
 LARGEST_SHARE = 0.1
@@ -127,6 +129,41 @@ def _find_first(attempts: Attempts) -> tuple[int, float]:
     first = min(measured, key=lambda one: (one.ended or 0.0, one.id))
     assert first.result.throughput is not None
     return first.trial, first.result.throughput
+
+
+def tell_result(
+    ledger: TrialLedger,
+    number: int,
+    result: AttemptResult,
+    note: str,
+    *,
+    standard_error: float | None = None,
+    value: float | None = None,
+) -> None:
+    """Tell the result of a trial with its note, exactly once.
+
+    COMPLETE and PRUNED carry their value; OOM is PRUNED without one, and violates the
+    constraint; HANG, CRASH, ERROR and POWER are FAIL.
+
+    Args:
+        standard_error: relative standard error of the value; None if unknown.
+        value: of the objective; None: the throughput.
+    """
+    end = result.state
+    ledger.tell(
+        number,
+        state_of(end),
+        note,
+        value=(result.throughput if value is None else value) if end in _WITH_A_VALUE else None,
+        attributes=attributes_of(
+            end,
+            cause=result.cause,
+            peak_bytes=result.peak_bytes,
+            half_width=result.half_width,
+            standard_error=standard_error,
+        ),
+        constraints=constraints_of(end),
+    )
 
 
 class DashboardSync:

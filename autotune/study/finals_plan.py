@@ -14,7 +14,7 @@ from autotune.analysis.finals_price import FinalsPrice
 from autotune.analysis.policy import PROOF
 from autotune.study.context import StudyContext
 from autotune.study.time_budget import TimeBudget
-from search_spaces.words import Knobs
+from search_spaces.knob import Knobs
 from storage import StoredAttempt
 
 

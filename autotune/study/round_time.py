@@ -8,7 +8,7 @@ from autotune.analysis.policy import PROOF
 from autotune.study.policy import STUDY
 from autotune.study.time_budget import TimeBudget
 from autotune.worker.protocol import TimeLimit
-from search_spaces.words import Knobs
+from search_spaces.knob import Knobs
 
 
 class RoundTime:

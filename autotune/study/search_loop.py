@@ -16,7 +16,7 @@ from autotune.search.outline import outline
 from autotune.search.sampling import Exhausted, sampler
 from autotune.study.calibration import Calibration
 from autotune.study.context import StudyContext
-from autotune.study.dashboard_sync import DashboardSync, ObjectiveValues
+from autotune.study.dashboard_sync import DashboardSync, ObjectiveValues, tell_result
 from autotune.study.executor import Finished, TrialExecutor
 from autotune.study.follow_ups import FollowUps
 from autotune.study.run_planner import RunPlanner
@@ -29,7 +29,6 @@ from autotune.study.stopping import (
     TrialEconomics,
     usual_seconds,
 )
-from autotune.study.telling import tell_result
 from autotune.study.time_budget import TimeBudget
 from storage import (
     AttemptResult,

@@ -22,7 +22,7 @@ from autotune.study.pairing import Residency, lost_interleaved
 from autotune.study.policy import STUDY
 from autotune.study.stopping import SearchEnd
 from autotune.worker.protocol import NO_LIMIT, TimeLimit
-from search_spaces.words import Knobs
+from search_spaces.knob import Knobs
 from storage import SEARCH_RUNS, Attempts, Purpose, SearchEndCause
 
 

@@ -25,6 +25,7 @@ from autotune.config.sections import ObjectiveSpec
 from autotune.measurement.estimate import Ratio, drift_within
 from autotune.measurement.measure import Measure
 from autotune.views.composition import before_and_after, bottlenecks, recorded_facts, traces
+from autotune.views.queue_table import waiting_now
 from autotune.views.recompute import current_verdict
 from autotune.views.running import Conditions, EnergyUse, Running, racing, running
 from autotune.views.study_figures import (
@@ -41,7 +42,6 @@ from autotune.views.study_figures import (
 from autotune.views.trial_figures import TrialFigures, trial_figures
 from autotune.views.trust import Evidence, points
 from autotune.views.verdict_text import text_of
-from autotune.views.waiting import waiting_now
 from search_spaces.batch import global_batch_size
 from search_spaces.knob import changed_knobs
 from storage import (

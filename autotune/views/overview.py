@@ -12,9 +12,9 @@ from autotune.errors import OtherVersion
 from autotune.measurement.estimate import Ratio
 from autotune.views.figure_text import over_yours, short_ratio
 from autotune.views.outlook import Outlook, outlook, present_of
+from autotune.views.queue_table import waiting_of
 from autotune.views.study_figures import as_json, gain_as_json
 from autotune.views.verdict_text import shown
-from autotune.views.waiting import waiting_of
 from storage import (
     LeaseState,
     Repository,

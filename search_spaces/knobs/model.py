@@ -17,15 +17,19 @@ from search_spaces.knob import (
     SPLIT_PROJECTIONS,
     STATISTICS,
     Choice,
+    Fields,
     Knob,
+    Knobs,
     Named,
     NotWith,
     OnlyWith,
     Range,
     Via,
+    Words,
+    one_of,
+    without,
 )
 from search_spaces.needs import BF16, CUDA, CUDA_GRAPHS, FOR_ONE_COPY, FP8, SHARDED, UNSHARDED
-from search_spaces.words import Fields, Knobs, Words, one_of, without
 
 _IN_FSDP = ("fsdp", "fsdp_no_reshard")
 """Values of parallelism for which Accelerate and the Trainer wrap the model in FSDP."""

@@ -14,9 +14,10 @@ from search_spaces.knob import (
     NotWith,
     Range,
     Via,
+    field,
+    one_of,
 )
 from search_spaces.needs import CUDA, NCCL, SWITCH, WITH_DDP
-from search_spaces.words import field, one_of
 
 KNOBS = (
     Knob(

@@ -16,14 +16,19 @@ from search_spaces.knob import (
     STATISTICS,
     STEP,
     Choice,
+    Fields,
     Knob,
+    Knobs,
     Named,
     NotWith,
     Range,
     Via,
+    Words,
+    field,
+    one_of,
+    without,
 )
 from search_spaces.needs import CUDA, FLASH, HOPPER, TF32, WITH_WORKERS, has_workers
-from search_spaces.words import Fields, Knobs, Words, field, one_of, without
 
 
 def _samples_of_rank(value: int, knobs: Knobs) -> Fields:

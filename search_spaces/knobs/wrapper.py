@@ -15,14 +15,19 @@ from search_spaces.knob import (
     STATISTICS,
     WRAPPER,
     Choice,
+    Fields,
     Knob,
+    Knobs,
     NotWith,
     OnlyWith,
     Range,
     Via,
+    Words,
+    field,
+    one_of,
+    without,
 )
 from search_spaces.needs import CUDA, NCCL, SHARDED, UNSHARDED, WITH_DDP, WITH_FSDP, in_ddp
-from search_spaces.words import Fields, Knobs, Words, field, one_of, without
 
 _LOST_IN_SENDING = (
     "an overflow (fp16) would stay in what was lost in sending, which needs fp32 to be kept"

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from autotune.search.sampling import sampler
 from autotune.search.space import Space
 from autotune.search.trial_attributes import OUT_OF_MEMORY
-from autotune.study.telling import tell_result
+from autotune.study.dashboard_sync import tell_result
 from search_spaces import Facts, defaults
 from storage import AttemptResult, Database, TrialLedger
 

@@ -29,7 +29,7 @@ from autotune.service.daemon import Daemon
 from autotune.service.follow import held_back_by
 from autotune.service.queues import this_queue
 from autotune.service.submission import InProcessRunner
-from autotune.views import waiting
+from autotune.views import queue_table
 from autotune.views.overview import describe, status_of, table
 from autotune.views.progress import ProgressLines
 from autotune.views.queue_table import queue_of
@@ -550,7 +550,7 @@ def test_reason_of_a_study_that_is_tried_again_is_told_until_then(
     """
     at = time.time()
     still = SimpleNamespace(time=lambda: at, strftime=time.strftime, gmtime=time.gmtime)
-    monkeypatch.setattr(waiting, "time", still)
+    monkeypatch.setattr(queue_table, "time", still)
     monkeypatch.setitem(_NOW, "sqlite", f"{at + off_by}")
     played.submit(**SHORT)
     repository = played.repository

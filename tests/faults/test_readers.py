@@ -12,7 +12,7 @@ from optuna.samplers import RandomSampler
 from autotune.config import load
 from autotune.service.queues import this_queue
 from autotune.service.submission import submit
-from autotune.study.telling import tell_result
+from autotune.study.dashboard_sync import tell_result
 from storage import AttemptResult, Database, Lease, LeaseHolder, Repository, TrialLedger
 from tests.contract.storage.making import block
 from tests.support.fault_table import Tally

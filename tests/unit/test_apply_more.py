@@ -17,7 +17,7 @@ import autotune
 from autotune.worker.effects import feeding, kernels, parallel, process
 from autotune.worker.protocol import Placement, TrialRequest
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.environment import environment
+from autotune.worker.rank.main import environment
 from autotune.worker.rank.norms import UpdateNorms
 from autotune.worker.rank.trajectory import run_trajectory
 from tests.support.one_rank import (

@@ -36,9 +36,9 @@ from search_spaces.knob import (
     Knob,
     NotWith,
     Via,
+    field,
 )
 from search_spaces.needs import SHARDED, WITH_WORKERS
-from search_spaces.words import field
 from tests.support.recommendations import of_workload
 
 NOT_LEFT_OPEN = (

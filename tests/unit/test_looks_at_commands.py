@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.standalone.progress_lines import last_line, reported
+from autotune.standalone.script_runs import last_line, reported
 from autotune.worker.inject.settled import may_hold_settings
 from storage import Database, Repository, study_names
 

@@ -6,7 +6,7 @@ import sys
 
 from autotune.worker.protocol import Placement, Script
 from autotune.worker.rank.context import RankContext
-from autotune.worker.rank.environment import environment
+from autotune.worker.rank.main import environment
 from autotune.worker.sandbox import uploads
 from tests.support.trials import knobs, of_one_rank
 

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.standalone.survey import one_device
 from autotune.worker.protocol import PYTHON, SPAWN, TORCHRUN
-from autotune.worker.rank.own_devices import GivenDevices
+from autotune.worker.rank.script_process import GivenDevices
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from autotune.export import config_copies
 from autotune.export.best import BestConfig
 from autotune.export.formats.telling import Said, arguments_of, nccl, own_words, told
 from search_spaces import CATALOGUE, defaults
-from search_spaces.knob import VARIABLES
-from search_spaces.words import Fields, Knobs, Words
+from search_spaces.knob import VARIABLES, Fields, Knobs, Words
 
 ACTING = tuple(
     name for name, knob in CATALOGUE.items() if knob.inject and knob.inject.through == VARIABLES

@@ -33,8 +33,7 @@ from autotune.export.formats.telling import (
     words_of,
 )
 from search_spaces import CATALOGUE
-from search_spaces.knob import KnobValue, written
-from search_spaces.words import Fields, Words
+from search_spaces.knob import Fields, KnobValue, Words, written
 
 NODE = "++autotune"
 """Where a knob of a workload goes: a node of its own, in whatever configuration the job has."""

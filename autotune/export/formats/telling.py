@@ -10,7 +10,7 @@ from autotune.export.best import BestConfig
 from search_spaces import CATALOGUE, defaults
 from search_spaces.batch import BATCH_KNOBS
 from search_spaces.constraints import asked_of
-from search_spaces.words import Fields, Knobs, Words
+from search_spaces.knob import Fields, Knobs, Words
 
 _NO_DEFAULT = object()
 """Equal to no value: what is always said."""

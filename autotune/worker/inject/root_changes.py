@@ -22,9 +22,13 @@ from autotune.worker.effects.kernels import (
     has_image_convolutions,
 )
 from autotune.worker.effects.parallel import blocks
-from autotune.worker.inject.attention import ChosenAttention
 from autotune.worker.inject.batch_samples import is_dataclass, tensors
-from autotune.worker.inject.detected import Recomputation, compiled_frames, is_sharded
+from autotune.worker.inject.detected import (
+    Recomputation,
+    around_checkpoints,
+    compiled_frames,
+    is_sharded,
+)
 from autotune.worker.inject.graph import may_attend, product_formats
 from autotune.worker.inject.roots import PLACE, Call, in_training
 from autotune.worker.patches import Arrivals, wrapping
@@ -275,3 +279,35 @@ def _mapped(found: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+class ChosenAttention:
+    """Application of `attention` to calls."""
+
+    def __init__(self, knobs: Knobs, *, gives_way: bool) -> None:
+        """Prepare the application of a configuration's value; see kernels.attention."""
+        self._knobs = knobs
+        self._gives_way = gives_way
+        self._inside = False
+
+    def watch(self) -> None:
+        """Have activations computed anew as they were computed first, from now on."""
+        around_checkpoints(self._pass_on)
+
+    def within(self, call: Call) -> Call:
+        """Return a call in which the implementation is chosen; afterwards all is as before."""
+
+        @functools.wraps(call)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before, self._inside = self._inside, True
+            try:
+                with kernels.attention(self._knobs, gives_way=self._gives_way):
+                    return call(*args, **kwargs)
+            finally:
+                self._inside = before
+
+        return run
+
+    def _pass_on(self, enter: Callable[..., Any], function: Call, *args: Any, **kwargs: Any) -> Any:
+        # The backward pass calls it, where the setting is the script's again.
+        return enter(self.within(function) if self._inside else function, *args, **kwargs)

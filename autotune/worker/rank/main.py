@@ -39,7 +39,6 @@ from autotune.worker.protocol import (
 from autotune.worker.rank import execution, profiling, rendezvous, script_process, warm_worker
 from autotune.worker.rank.command_run import CommandRun
 from autotune.worker.rank.context import ALONE, OwnTurns, RankContext, TakenTurns, Turns
-from autotune.worker.rank.environment import environment
 from autotune.worker.rank.line import RankLine
 from autotune.worker.rank.loop import TrainingLoop, of_longest
 from autotune.worker.rank.norms import UpdateNorms
@@ -220,6 +219,48 @@ def _announcement(
             line.report(WorkloadBuilt(request.trial, placement.node, seconds, preload))
 
     return announce
+
+
+def environment(
+    request: TrialRequest, placement: Placement, context: RankContext
+) -> dict[str, str]:
+    """Return the variables of a rank beyond those of its agent."""
+    own = processes.study_variables(request.env)
+    # Settings of the allocator in the agent's environment must not be lost.
+    allocator = process.allocator_variables({**os.environ, **own})
+    of_launcher = _of_script if request.script else _of_workload
+    return {
+        **of_launcher(request, placement, context),
+        **process.environment(request.knobs),
+        **(uploads.OFFLINE if request.script else {}),
+        **own,
+        **(allocator if request.knobs["expandable_segments"] else {}),
+    }
+
+
+def _of_workload(
+    request: TrialRequest, placement: Placement, context: RankContext
+) -> dict[str, str]:
+    threads = process.threads(request.knobs, request.cpus_per_rank, request.replicas)
+    return {
+        "RANK": str(context.rank),
+        "LOCAL_RANK": str(context.local_rank),
+        "WORLD_SIZE": str(context.world_size),
+        "LOCAL_WORLD_SIZE": str(placement.local_world_size),
+        process.THREADS: str(threads),
+        **execution.interfaces(placement),
+    }
+
+
+def _of_script(request: TrialRequest, placement: Placement, context: RankContext) -> dict[str, str]:
+    assert request.script is not None
+    ranks, variables = placement.local_world_size, {**os.environ, **request.env}
+    by_launcher = execution.launcher_threads(request.script, ranks, variables)
+    threads = request.knobs["cpu_threads"] or by_launcher
+    return {
+        **execution.launcher_variables(request.script, placement, context),
+        **({process.THREADS: str(threads)} if threads else {}),
+    }
 
 
 def _devices(request: TrialRequest, local_rank: int, ranks: int) -> tuple[torch.device, ...]:

@@ -2,6 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import NoReturn
 
 from autotune.worker import failure
@@ -9,11 +10,11 @@ from autotune.worker.inject import spawning
 from autotune.worker.inject.changes import Changes
 from autotune.worker.inject.constructed import Constructed
 from autotune.worker.inject.settings_copies import SettingsCopies
+from autotune.worker.processes import NO_DEVICES, VISIBLE_DEVICES
 from autotune.worker.protocol import Outcome, TrialRequest
 from autotune.worker.rank.context import RankContext
 from autotune.worker.rank.execution import execute
 from autotune.worker.rank.line import RankLine
-from autotune.worker.rank.own_devices import GivenDevices
 
 _FORKS = (
     "the script trains in processes that it forks, and a trial follows the process that it is started "
@@ -81,3 +82,35 @@ class ScriptProcess(ABC):
 
     def _refuse(self, why: str) -> NoReturn:
         self._line.leave(Outcome.ERROR, why, contradicted=True)
+
+
+class GivenDevices:
+    """Devices that a rank was given, as its environment names them before the script begins.
+
+    A script that sets the variable in its code trains on that device in every slot, beside the trials
+    that were given it, and none of the figures is true.
+    """
+
+    def __init__(self, driver: Path = Path("/proc/driver/nvidia")) -> None:
+        """Take in the devices, and the driver's folder: without it the node has none to choose."""
+        self._given = os.environ.get(VISIBLE_DEVICES)
+        self._there = driver.exists()
+
+    def problem(self) -> str:
+        """Return why the script may train on other devices; empty if it may not."""
+        now = os.environ.get(VISIBLE_DEVICES)
+        if not self._there or self._given is None or _names(now) == _names(self._given):
+            return ""
+        does = f"removes {VISIBLE_DEVICES}" if now is None else f"sets {VISIBLE_DEVICES} to {now!r}"
+        return (
+            f"the script {does}, and this trial was given {self._given!r}; take that line out of the "
+            "script, and set the variable for `autotune` instead"
+        )
+
+
+def _names(value: str | None) -> list[str] | None:
+    """Return the devices that a value names; None: all of the node."""
+    if value is None:
+        return None
+    names = [name.strip() for name in value.split(",")]
+    return [] if names[0] in NO_DEVICES else names

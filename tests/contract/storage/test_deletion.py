@@ -6,7 +6,7 @@ from optuna.storages._rdb.models import BaseModel
 from sqlalchemy import event, inspect, text
 
 from autotune.errors import BadInput, StaleLease, StudyNotFound
-from autotune.study.telling import tell_result
+from autotune.study.dashboard_sync import tell_result
 from storage import (
     AttemptResult,
     AttemptState,

@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 from sqlalchemy import inspect, text
 
 from autotune.errors import StaleLease
-from autotune.study.telling import tell_result
+from autotune.study.dashboard_sync import tell_result
 from storage import AttemptResult, Lease, Repository, TrialLedger
 from tests.contract.storage.making import CLUSTER, taken_over
 

@@ -5,7 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from autotune.analysis.contributions import NEGLIGIBLE, contributions, reduce_winner
+from autotune.analysis.contributions import (
+    NEGLIGIBLE,
+    Standing,
+    contributions,
+    reduce_winner,
+)
 from search_spaces import Facts, defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
@@ -21,13 +26,13 @@ CHANGES = {
 WINNER = {**BASELINE, **CHANGES}
 
 
-def measured(gain, sigma, seed, rounds=3, most=10):
+def measured(gain, sigma, seed, rounds=3, most=10, judge=lambda _: Standing.PASSED):
     """All that is asked for is run; how it ends, and the rounds of ablation that it took."""
     generator = np.random.default_rng(seed)
     runs: list[StoredAttempt] = []
     while True:
         attempts = Attempts(runs, BASELINE)
-        found = reduce_winner(attempts, WINNER, BASELINE, FACTS, rounds=rounds, most=most)
+        found = reduce_winner(attempts, WINNER, BASELINE, FACTS, judge, rounds=rounds, most=most)
         if found.next is None:
             return found.knobs, attempts
         shared = generator.normal(0.0, 0.05)
@@ -101,7 +106,10 @@ def test_what_noise_hides_stays_and_what_brings_one_per_cent_is_seldom_lost(sigm
 def test_a_variant_that_fails_is_left_alone():
     runs = []
     for _ in range(40):
-        found = reduce_winner(Attempts(runs, BASELINE), WINNER, BASELINE, FACTS, rounds=2, most=3)
+        attempts = Attempts(runs, BASELINE)
+        found = reduce_winner(
+            attempts, WINNER, BASELINE, FACTS, lambda _: Standing.PASSED, rounds=2, most=3
+        )
         if found.next is None:
             break
         for knobs in found.next.configurations:

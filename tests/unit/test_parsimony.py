@@ -133,3 +133,24 @@ def test_idle_changes_seldom_show_an_effect():
         assert len(gains) == len(CHANGES)
         shown += any(not one.gain.low <= 1 <= one.gain.high for one in gains)
     assert shown <= 7
+
+
+def test_what_is_refused_of_the_rest_goes_back_by_parts():
+    """Without `broadcast_buffers` the rest would be refused; the other idle changes go back."""
+
+    def judge(knobs):
+        alone = knobs["broadcast_buffers"] == BASELINE["broadcast_buffers"]
+        return Standing.REFUSED if alone else Standing.PASSED
+
+    knobs, _ = measured(lambda there: 0.1 * ("bucket_cap_mb" in there), 0.0, 0, judge=judge)
+    assert kept(knobs) == {"bucket_cap_mb", "broadcast_buffers"}
+
+
+def test_what_is_not_checked_yet_is_asked_for_and_does_not_go_back():
+    _, attempts = measured(lambda there: 0.1 * ("bucket_cap_mb" in there), 0.0, 0)
+    found = reduce_winner(
+        attempts, WINNER, BASELINE, FACTS, lambda _: Standing.OPEN, rounds=3, most=10
+    )
+    assert (found.knobs, found.next) == (WINNER, None)
+    assert found.unchecked is not None
+    assert kept(found.unchecked) == {"bucket_cap_mb"}

@@ -164,8 +164,8 @@ class Reduction:
     unchecked: dict[str, Any] | None = None
 
 
-class Standing(enum.Enum):
-    """Answer of the checks to a reduced winner."""
+class CheckOutcome(enum.Enum):
+    """Outcome of the checks of a reduced winner."""
 
     PASSED = enum.auto()
     REFUSED = enum.auto()
@@ -173,7 +173,7 @@ class Standing(enum.Enum):
     """A run is missing."""
 
 
-Judge = Callable[[Knobs], Standing]
+Judge = Callable[[Knobs], CheckOutcome]
 
 
 @dataclass(frozen=True)
@@ -243,14 +243,14 @@ def _without_groups(
         group, *groups = groups
         without = _without_changes(kept, baseline, group.names, facts)
         runs = not infeasible(without, free) and revertible_knobs(without, baseline)
-        if not runs or judge(without) is Standing.REFUSED:
+        if not runs or judge(without) is CheckOutcome.REFUSED:
             groups = [*_halves(group), *groups]
             continue
         # Against the winner as it was: what all that went back brings together is what is negligible.
         step, accepted = _tried(attempts, winner, without, stage, most, group.error)
         if step:
             return Reduction(kept, step)
-        if accepted and judge(without) is Standing.OPEN:
+        if accepted and judge(without) is CheckOutcome.OPEN:
             return Reduction(kept, None, without)
         if accepted:
             kept = without

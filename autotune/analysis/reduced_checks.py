@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.analysis.barred import Barred
-from autotune.analysis.contributions import Standing
+from autotune.analysis.contributions import CheckOutcome
 from autotune.analysis.finalists import Candidate
 from autotune.analysis.gate_plan import Check, next_check
 from autotune.analysis.gate_runs import checkable, compared, first_references
@@ -30,13 +30,13 @@ class ReducedChecks:
     barred: Barred
     winner: Candidate
 
-    def judge(self, left: Knobs) -> Standing:
+    def judge(self, left: Knobs) -> CheckOutcome:
         """Return whether the winner may be reduced to this configuration."""
         if self._known_bad(left) or not self.comparison.holds_without(self.winner.knobs, left):
-            return Standing.REFUSED
+            return CheckOutcome.REFUSED
         if self.missing_check(left) or self.lacks_longest(left):
-            return Standing.OPEN
-        return Standing.PASSED if self._agrees(left) else Standing.REFUSED
+            return CheckOutcome.OPEN
+        return CheckOutcome.PASSED if self._agrees(left) else CheckOutcome.REFUSED
 
     def missing_check(self, left: Knobs) -> Check | None:
         """Return the run that the numerics gate lacks; None if it lacks none."""

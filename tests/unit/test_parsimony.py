@@ -7,7 +7,7 @@ import pytest
 
 from autotune.analysis.contributions import (
     NEGLIGIBLE,
-    Standing,
+    CheckOutcome,
     contributions,
     reduce_winner,
 )
@@ -26,7 +26,7 @@ CHANGES = {
 WINNER = {**BASELINE, **CHANGES}
 
 
-def measured(gain, sigma, seed, rounds=3, most=10, judge=lambda _: Standing.PASSED):
+def measured(gain, sigma, seed, rounds=3, most=10, judge=lambda _: CheckOutcome.PASSED):
     """All that is asked for is run; how it ends, and the rounds of ablation that it took."""
     generator = np.random.default_rng(seed)
     runs: list[StoredAttempt] = []
@@ -108,7 +108,7 @@ def test_a_variant_that_fails_is_left_alone():
     for _ in range(40):
         attempts = Attempts(runs, BASELINE)
         found = reduce_winner(
-            attempts, WINNER, BASELINE, FACTS, lambda _: Standing.PASSED, rounds=2, most=3
+            attempts, WINNER, BASELINE, FACTS, lambda _: CheckOutcome.PASSED, rounds=2, most=3
         )
         if found.next is None:
             break
@@ -140,7 +140,7 @@ def test_what_is_refused_of_the_rest_goes_back_by_parts():
 
     def judge(knobs):
         alone = knobs["broadcast_buffers"] == BASELINE["broadcast_buffers"]
-        return Standing.REFUSED if alone else Standing.PASSED
+        return CheckOutcome.REFUSED if alone else CheckOutcome.PASSED
 
     knobs, _ = measured(lambda there: 0.1 * ("bucket_cap_mb" in there), 0.0, 0, judge=judge)
     assert kept(knobs) == {"bucket_cap_mb", "broadcast_buffers"}
@@ -149,7 +149,7 @@ def test_what_is_refused_of_the_rest_goes_back_by_parts():
 def test_what_is_not_checked_yet_is_asked_for_and_does_not_go_back():
     _, attempts = measured(lambda there: 0.1 * ("bucket_cap_mb" in there), 0.0, 0)
     found = reduce_winner(
-        attempts, WINNER, BASELINE, FACTS, lambda _: Standing.OPEN, rounds=3, most=10
+        attempts, WINNER, BASELINE, FACTS, lambda _: CheckOutcome.OPEN, rounds=3, most=10
     )
     assert (found.knobs, found.next) == (WINNER, None)
     assert found.unchecked is not None

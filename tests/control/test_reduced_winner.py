@@ -1,9 +1,11 @@
 """A winner without its idle changes must train the same, and fit, as the winner does."""
 
+import json
 from typing import Any
 
 import pytest
 
+from autotune.views.recompute import recomputed_verdict
 from autotune.worker.protocol import Outcome
 from launchers.replay import Answer, Launch
 from launchers.replay.behaviours import running_at
@@ -72,6 +74,8 @@ def test_a_reduced_winner_that_passes_the_gate_is_recommended(played: Replayed) 
     checked = [run.knobs for run in played.recorded("numerics")]
     assert knobs in checked
     assert played.verdict["numerics"]
+    again = recomputed_verdict(played.repository, played.name)
+    assert json.loads(json.dumps(again.as_dict())) == played.verdict
 
 
 def test_an_own_knob_stays_where_another_change_may_need_it_for_the_data(played: Replayed) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.analysis.finalists import ConfirmationResult
+from autotune.analysis.gate_runs import trial_checks
 from autotune.analysis.node_speeds import at_home_speed
 from autotune.measurement.estimate import Ratio, paired_ratio
 from search_spaces.batch import global_batch_size, is_other_split
@@ -78,9 +79,8 @@ def best_per_batch(
     Args:
         confirmed: what the verdict says, by trial; such a trial is the best of its batch.
     """
-    refused = {
-        a.trial for a in attempts.of(Purpose.NUMERICS) if a.result.state == AttemptState.REFUSED
-    }
+    checks = trial_checks(attempts)
+    refused = {a.trial for a in checks if a.result.state == AttemptState.REFUSED}
     attempts = at_home_speed(attempts)
     grouped: dict[int, list[BatchBest]] = {}
     for attempt in attempts.searched().measured():

@@ -7,8 +7,9 @@ than half a per cent. Pure functions over records.
 """
 
 import dataclasses
+import enum
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,11 +154,25 @@ class Reduction:
     """Winner without the changes that are known to bring nothing.
 
     Attributes:
-        next: round to measure next; None: all is known.
+        next: round to measure next; None: all is known, or a check is missing.
+        unchecked: smaller winner that must be checked before it may stand for this one; None: none is.
     """
 
     knobs: dict[str, Any]
     next: Step | None
+    unchecked: dict[str, Any] | None = None
+
+
+class CheckOutcome(enum.Enum):
+    """Outcome of the checks of a reduced winner."""
+
+    PASSED = enum.auto()
+    REFUSED = enum.auto()
+    OPEN = enum.auto()
+    """A run is missing."""
+
+
+Judge = Callable[[Knobs], CheckOutcome]
 
 
 @dataclass(frozen=True)
@@ -169,7 +184,14 @@ class _Group:
 
 
 def reduce_winner(
-    attempts: Attempts, winner: Knobs, baseline: Knobs, facts: Facts, *, rounds: int, most: int
+    attempts: Attempts,
+    winner: Knobs,
+    baseline: Knobs,
+    facts: Facts,
+    judge: Judge,
+    *,
+    rounds: int,
+    most: int,
 ) -> Reduction:
     """Return the winner as far as the records reduce it.
 
@@ -178,6 +200,7 @@ def reduce_winner(
         winner: a value for every knob.
         baseline: a value for every knob.
         facts: facts about the machine and the study.
+        judge: tells whether what is left trains the same and fits, as the winner does.
         rounds: rounds of the ablation, by which changes look idle; at least two.
         most: most rounds for each group of changes.
     """
@@ -185,7 +208,8 @@ def reduce_winner(
     seen, step = _measured(attempts, every, 0, rounds)
     if step:
         return Reduction(dict(winner), step)
-    return _without_groups(attempts, winner, baseline, facts, _idle(seen, every, most), most)
+    idle = _idle(seen, every, most)
+    return _without_groups(attempts, winner, baseline, facts, judge, idle, most)
 
 
 def _without_groups(
@@ -193,6 +217,7 @@ def _without_groups(
     winner: Knobs,
     baseline: Knobs,
     facts: Facts,
+    judge: Judge,
     idle: Sequence[dict[str, Any]],
     most: int,
 ) -> Reduction:
@@ -216,13 +241,16 @@ def _without_groups(
             break
         group, *groups = groups
         without = _without_changes(kept, baseline, group.names, facts)
-        if infeasible(without, free) or not revertible_knobs(without, baseline):
+        runs = not infeasible(without, free) and revertible_knobs(without, baseline)
+        if not runs or judge(without) is CheckOutcome.REFUSED:
             groups = [*_halves(group), *groups]
             continue
         # Against the winner as it was: what all that went back brings together is what is negligible.
         step, accepted = _tried(attempts, winner, without, stage, most, group.error)
         if step:
             return Reduction(kept, step)
+        if accepted and judge(without) is CheckOutcome.OPEN:
+            return Reduction(kept, None, without)
         if accepted:
             kept = without
         else:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+from autotune.analysis.gate_runs import trial_checks
 from autotune.analysis.node_speeds import at_home_speed, pooled_baseline
 from autotune.analysis.noise_backfill import error_of
 from autotune.analysis.policy import PROOF
@@ -193,7 +194,7 @@ def timed_trials(attempts: Attempts) -> list[StoredAttempt]:
 
 
 def _not_refused(attempts: Attempts, several: Iterable[StoredAttempt]) -> list[StoredAttempt]:
-    checked = attempts.of(Purpose.NUMERICS).conclusive()
+    checked = trial_checks(attempts)
     refused = {a.trial for a in checked if a.result.state != AttemptState.COMPLETE}
     return [a for a in several if a.trial not in refused]
 

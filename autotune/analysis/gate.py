@@ -13,7 +13,9 @@ from autotune.analysis.gate_runs import (
     checkable,
     compared,
     first_references,
+    is_check_of,
     own_checks,
+    trial_checks,
     unproven_as_others,
     unproven_checks,
 )
@@ -129,7 +131,15 @@ def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) ->
     passed: dict[int, Agreement] = {}
     comparison = Comparison(attempts, blocks, baseline, rules)
     refused = _refused(comparison.refused(), attempts)
+    rounds = attempts.of(Purpose.CONFIRM).recorded()
+    latest = {run.trial: run.knobs for run in rounds}
+    of_trials = trial_checks(attempts)
     for attempt in attempts.of(Purpose.NUMERICS).conclusive():
+        # A check of a reduced winner tells of the trial only what its rounds have measured.
+        measured = latest.get(attempt.trial)
+        reduced = measured is not None and is_check_of(attempt.knobs, measured, attempts)
+        if attempt not in of_trials and not reduced:
+            continue
         if attempt.result.state == AttemptState.COMPLETE:
             agreed = compared(attempt, attempts, blocks)
             if not agreed.open and not agreed.unproven:
@@ -143,10 +153,7 @@ def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) ->
     if rules.reject_unverified:
         refused += _refused_unchecked(without, attempts)
         without = {}
-    risks = {
-        run.trial: " ".join(comparison.open(run.trial, run.knobs))
-        for run in attempts.of(Purpose.CONFIRM).recorded()
-    }
+    risks = {trial: " ".join(comparison.open(trial, knobs)) for trial, knobs in latest.items()}
     return GateRecord(passed, tuple(refused), without, attempts.harmless, risks)
 
 

@@ -9,7 +9,6 @@ from autotune.analysis.gate_runs import (
     checkable,
     compared,
     first_references,
-    own_checks,
     pair_of,
     rounding_of_reference,
     unproven_as_others,
@@ -71,7 +70,7 @@ def next_check(
     candidates: Sequence[Candidate], baseline: Knobs, attempts: Attempts, blocks: Blocks
 ) -> Check | None:
     """Return the run that is missing before these candidates may be confirmed; None if none is."""
-    own, others = own_checks(attempts), unproven_checks(attempts, blocks)
+    done, others = attempts.of(Purpose.NUMERICS).conclusive(), unproven_checks(attempts, blocks)
     for candidate in candidates:
         if not touched(candidate.knobs, baseline, attempts.harmless):
             continue
@@ -80,7 +79,8 @@ def next_check(
             return Check(Purpose.REFERENCE, candidate.trial, reference_knobs(checked, baseline))
         if reference.result.state != AttemptState.COMPLETE:
             continue
-        if candidate.trial not in own and unproven_as_others(checked, others, attempts.harmless):
+        own = done.of_trial(candidate.trial).with_knobs(checked)
+        if not own and unproven_as_others(checked, others, attempts.harmless):
             continue
         check = next_seed(candidate.trial, checked, reference.knobs, attempts, blocks)
         if check is not None and _lacks_rounding(check, reference, attempts, blocks):
@@ -109,7 +109,8 @@ def next_seed(
     trial: int, checked: dict[str, Any], safe: dict[str, Any], attempts: Attempts, blocks: Blocks
 ) -> Check | None:
     """Return the run that is missing while the answer is open; None if none is."""
-    done = list(attempts.of(Purpose.NUMERICS).conclusive().of_trial(trial))
+    checks = attempts.of(Purpose.NUMERICS).conclusive()
+    done = list(checks.of_trial(trial).with_knobs(checked))
     if done and not _is_open(done[-1], attempts, blocks):
         return None
     for seed in range(1 + max((a.seed or 0 for a in done), default=-1), GATE.most_seeds):

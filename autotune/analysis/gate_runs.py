@@ -19,7 +19,7 @@ def compared(attempt: StoredAttempt, attempts: Attempts, blocks: Blocks) -> Agre
     Earlier pairs with other seeds are included.
     """
     (run, reference), formats = pair_of(attempt, attempts, blocks)
-    own = attempts.of(Purpose.NUMERICS).of_trial(attempt.trial).complete()
+    own = attempts.of(Purpose.NUMERICS).of_trial(attempt.trial).with_knobs(attempt.knobs).complete()
     earlier = [pair_of(a, attempts, blocks)[0] for a in own if (a.seed or 0) < (attempt.seed or 0)]
     rounding = rounding_of_reference(formats[-1], attempt.seed, attempts, blocks)
     return agreement(run, reference, formats=formats, earlier=earlier, rounding=rounding)
@@ -96,9 +96,26 @@ def _in_smaller(knobs: Knobs, most: int, *, keeps_batch: bool) -> Iterator[dict[
         size //= 2
 
 
+def trial_checks(attempts: Attempts) -> list[StoredAttempt]:
+    """Return the conclusive checks of trials as they were searched, not of a reduced winner."""
+    several = attempts.of(Purpose.NUMERICS).conclusive()
+    return [one for one in several if _is_as_searched(one, attempts)]
+
+
+def _is_as_searched(check: StoredAttempt, attempts: Attempts) -> bool:
+    searched = attempts.of(Purpose.SEARCH).of_trial(check.trial).first
+    return searched is None or is_check_of(check.knobs, searched.knobs, attempts)
+
+
+def is_check_of(checked: Knobs, knobs: Knobs, attempts: Attempts) -> bool:
+    """Return whether a configuration is this one as it may be checked: in a smaller micro-batch."""
+    sizes = _in_smaller(knobs, checked["micro_batch"], keeps_batch=attempts.keeps_batch)
+    return next(sizes, None) == checked
+
+
 def own_checks(attempts: Attempts) -> dict[int, StoredAttempt]:
     """Return the last check of each trial that has one."""
-    return {check.trial: check for check in attempts.of(Purpose.NUMERICS).conclusive()}
+    return {check.trial: check for check in trial_checks(attempts)}
 
 
 class UnprovenCheck(NamedTuple):

@@ -104,6 +104,10 @@ def tells_longest(attempts: Attempts, trial: int, blocks: Blocks) -> bool:
 
 
 def outgrown(attempts: Attempts) -> dict[int, dict[str, Any]]:
-    """Return trials that run out of memory with the longest samples, and their knobs."""
-    runs = attempts.of(Purpose.LONGEST).recorded()
-    return {run.trial: run.knobs for run in runs if run.result.state == AttemptState.OOM}
+    """Return trials that run out of memory with the longest samples, and their knobs.
+
+    A reduced winner counts once a round has measured it: before, the trial can stay as it was.
+    """
+    runs = attempts.of(Purpose.LONGEST).recorded().ended_in(AttemptState.OOM)
+    timed = attempts.of(Purpose.SEARCH, Purpose.CONFIRM)
+    return {run.trial: run.knobs for run in runs if timed.of_trial(run.trial).with_knobs(run.knobs)}

@@ -189,6 +189,32 @@ class Comparison:
         keeps = self._base.of_script and _keeps_workers(knobs, self._baseline)
         return keeps and not self._seen(trial).epochs
 
+    def holds_without(self, winner: Knobs, left: Knobs) -> bool:
+        """Return whether what the checks find of a configuration holds for what is left of it.
+
+        A knob of the study's own may undo what another knob does to the data. Of the catalogue, the
+        exchange of gradients may undo what another batch does to them.
+        """
+        if not (self._base.of_script or self._base.batch_dependent):
+            return True
+        before, after = self._looked_at(winner), self._looked_at(left)
+        if not after or before == after:
+            return True
+        if any(name not in CATALOGUE for name in before):
+            return False
+        same_batch = all(left[name] == self._baseline[name] for name in _OF_BATCH)
+        return same_batch or all(winner[name] == left[name] for name in _OF_GRADIENTS)
+
+    def _looked_at(self, knobs: Knobs) -> dict[str, Any]:
+        """Return the changes for which a check may refuse a configuration, with their values."""
+        known = {name for kind in _KINDS for name in _changed(knobs, self._baseline, kind)}
+        own = {n for n in self._baseline if n not in CATALOGUE and n not in self._attempts.harmless}
+        return {
+            name: knobs[name]
+            for name in (*known, *own, "parallelism")
+            if knobs[name] != self._baseline[name]
+        }
+
     def _objection(self, trial: int, knobs: Knobs) -> Objection | None:
         """Return why a trial is refused; None if it is not."""
         kinds = (
@@ -354,6 +380,13 @@ class Comparison:
 
 
 _KINDS = (DATA, GRAPH, STATISTICS)
+_OF_BATCH = ("micro_batch", "accumulation_steps")
+_OF_GRADIENTS = (
+    *_OF_BATCH,
+    *(name for name, knob in CATALOGUE.items() if GRAPH in knob.changes),
+    "parallelism",
+)
+"""Knobs that decide what gradients are computed and exchanged."""
 
 
 def _changed(knobs: Knobs, baseline: Knobs, kind: str) -> list[str]:

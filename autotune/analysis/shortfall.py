@@ -10,10 +10,11 @@ from scipy import special
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.finalists import ranked
 from autotune.analysis.finals_price import FinalsPrice
+from autotune.analysis.gate_runs import trial_checks
 from autotune.analysis.outcomes import Failure
 from autotune.analysis.policy import PROOF
 from autotune.measurement.estimate import Ratio, clearly_faster, half_width_of
-from storage import TRIAL_RUNS, Attempts, AttemptState, Purpose, StoredAttempt
+from storage import TRIAL_RUNS, Attempts, AttemptState, StoredAttempt
 
 _ROUNDED_TO = 10.0
 """Seconds to whose multiples a time is rounded up."""
@@ -136,7 +137,7 @@ def _hindrance(price: FinalsPrice) -> Failure | None:
     if timed:
         trial = timed[0].trial
         return Failure(trial, AttemptState.COMPLETE, price.barred.trials[trial])
-    checks = price.attempts.of(Purpose.NUMERICS).conclusive()
+    checks = trial_checks(price.attempts)
     if refused := [a for a in checks if not a.result.state.ended_well]:
         return replace(Failure.of(refused[0]), state=AttemptState.COMPLETE)
     failed = [

@@ -6,9 +6,14 @@ from typing import Any
 from autotune.analysis import contributions
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.contributions import Step, ablation_rounds, reduce_winner
+from autotune.analysis.finalists import Candidate
 from autotune.analysis.policy import PROOF
+from autotune.analysis.reduced_checks import ReducedChecks
 from autotune.analysis.round_results import runs_that_compare
 from autotune.analysis.rounds import latest_gain_run
+from autotune.analysis.sameness import Comparison, Rules
+from autotune.runs.monitors import FitMonitor
+from autotune.runs.policy import RUNS
 from autotune.study.context import BASELINE
 from autotune.study.policy import STUDY
 from autotune.study.run_planner import PlannedAttempt
@@ -26,9 +31,10 @@ class Ablation:
         self._time = runner.time
 
     def revert(self, confirmation: Confirmation) -> bool:
-        """Measure a round that shows which changes of the winner bring nothing; return whether it did.
+        """Make a run that shows which changes of the winner bring nothing; return whether it did.
 
-        Without another round, leave out the changes that are known by then.
+        It is a round, or a check of what would be left. Without another run, leave out the changes that
+        are known by then.
         """
         rounds = self._setup.spec.measurement.ablation_rounds
         if confirmation.selected is None or rounds < 2:
@@ -38,18 +44,44 @@ class Ablation:
             if not confirmation.gain_is_measured:
                 confirmation.revert(latest.knobs)
             return False
+        checks = self._checks(confirmation.candidates[confirmation.selected])
         found = reduce_winner(
             attempts.of_trial(confirmation.selected),
-            confirmation.candidates[confirmation.selected].knobs,
+            checks.winner.knobs,
             self._setup.baseline,
             self._setup.facts,
+            checks.judge,
             rounds=rounds,
             most=self._setup.spec.measurement.rounds,
         )
         if found.next and self._complete_step(confirmation, found.next):
             return True
+        if found.unchecked and self._check(confirmation, checks, found.unchecked):
+            return True
         confirmation.revert(found.knobs)
         return False
+
+    def _checks(self, winner: Candidate) -> ReducedChecks:
+        attempts, blocks = self._context.attempts(), self._context.blocks
+        baseline = self._setup.baseline
+        comparison = Comparison(attempts, blocks, baseline, Rules.of(self._setup.spec))
+        return ReducedChecks(attempts, blocks, baseline, comparison, self._context.barred(), winner)
+
+    def _check(
+        self, confirmation: Confirmation, checks: ReducedChecks, left: dict[str, Any]
+    ) -> bool:
+        """Make a run that a reduced winner lacks; return False without time for it and the proof."""
+        price, check = self._runner.price, checks.missing_check(left)
+        seconds = price.costs.check(*check.run) if check else price.costs.profile(left)
+        both = confirmation.knobs_of(confirmation.members())
+        if self._time.left < seconds + price.rounds(both, confirmation.to_prove_reduced):
+            return False
+        if check:
+            self._runner.run_check(check)
+        else:
+            attempt = PlannedAttempt(checks.winner.trial, left, Purpose.LONGEST)
+            self._runner.run_monitored(attempt, FitMonitor(RUNS.blocks_of_fit))
+        return True
 
     def _complete_step(self, confirmation: Confirmation, step: Step) -> bool:
         """Measure a round of variants; return False without time for it and for the proof."""

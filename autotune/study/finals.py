@@ -12,19 +12,16 @@ from typing import Any
 
 from autotune.analysis.confirmation import Confirmation
 from autotune.analysis.finalists import Selection, choices, may_be_faster
-from autotune.analysis.gate_plan import Check, next_check
+from autotune.analysis.gate_plan import next_check
 from autotune.analysis.memory import tells_longest
 from autotune.analysis.process_spread import repeats_made
 from autotune.analysis.rounds import replay_study
 from autotune.analysis.sameness import Comparison, Rules
 from autotune.errors import LauncherError
 from autotune.runs.monitors import (
-    FirstStepsMonitor,
     FitMonitor,
     ProfileMonitor,
-    RunMonitor,
     TimedMonitor,
-    TrajectoryMonitor,
 )
 from autotune.runs.policy import RUNS
 from autotune.study import finals_plan
@@ -193,10 +190,7 @@ class Finals:
         check = next_check(candidates, self._setup.baseline, attempts, blocks)
         if check is None:
             return False
-        attempt = PlannedAttempt(check.trial, check.knobs, check.purpose, seed=check.seed)
-        price = self._context.costs().check(*check.run)
-        limit = self._time.share(1.0, at_least=price)
-        self._runner.run_monitored(attempt, _monitor(check), limit)
+        self._runner.run_check(check)
         return True
 
     def _may_win(self, confirmation: Confirmation, trial: int) -> bool:
@@ -344,15 +338,6 @@ class Finals:
                 return
             attempt = PlannedAttempt(trial, knobs, Purpose.PROFILE)
             self._runner.run_monitored(attempt, ProfileMonitor())
-
-
-def _monitor(check: Check) -> RunMonitor:
-    """Return the monitor of a run of the numerics gate."""
-    if check.purpose is Purpose.AUTOCAST:
-        return FirstStepsMonitor()
-    return TrajectoryMonitor(
-        check.reference, formats=check.formats, earlier=check.earlier, rounding=check.rounding
-    )
 
 
 class SoakPair:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from autotune.analysis.finals_price import FinalsPrice
-from autotune.runs.monitors import RunMonitor
+from autotune.analysis.gate_plan import Check
+from autotune.runs.monitors import FirstStepsMonitor, RunMonitor, TrajectoryMonitor
 from autotune.study.context import StudyContext
 from autotune.study.executor import TrialExecutor
 from autotune.study.run_planner import PlannedAttempt, RunPlanner
@@ -40,6 +41,12 @@ class Runner:
         """Make a run with a monitor of its own, within what is left of the time if not said."""
         limit = self.time.share(1.0) if limit is None else limit
         self.executor.run(self.planner.monitored(attempt, limit, monitor))
+
+    def run_check(self, check: Check) -> None:
+        """Make a run of the numerics gate."""
+        attempt = PlannedAttempt(check.trial, check.knobs, check.purpose, seed=check.seed)
+        price = self.context.costs().check(*check.run)
+        self.run_monitored(attempt, _monitor(check), self.time.share(1.0, at_least=price))
 
     def run_interleaved(
         self, attempts: Sequence[PlannedAttempt], limit: TimeLimit, peak_bytes: int
@@ -76,3 +83,12 @@ class Runner:
         pair, backwards = divmod(round_, 2)
         random.Random(f"{self.context.setup.spec.seed}/{what_for}/{pair}").shuffle(order)
         return order[::-1] if backwards else order
+
+
+def _monitor(check: Check) -> RunMonitor:
+    """Return the monitor of a run of the numerics gate."""
+    if check.purpose is Purpose.AUTOCAST:
+        return FirstStepsMonitor()
+    return TrajectoryMonitor(
+        check.reference, formats=check.formats, earlier=check.earlier, rounding=check.rounding
+    )

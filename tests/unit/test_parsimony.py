@@ -5,7 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from autotune.analysis.contributions import NEGLIGIBLE, contributions, reduce_winner
+from autotune.analysis.contributions import (
+    NEGLIGIBLE,
+    CheckOutcome,
+    contributions,
+    reduce_winner,
+)
 from search_spaces import Facts, defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt
 
@@ -21,13 +26,13 @@ CHANGES = {
 WINNER = {**BASELINE, **CHANGES}
 
 
-def measured(gain, sigma, seed, rounds=3, most=10):
+def measured(gain, sigma, seed, rounds=3, most=10, judge=lambda _: CheckOutcome.PASSED):
     """All that is asked for is run; how it ends, and the rounds of ablation that it took."""
     generator = np.random.default_rng(seed)
     runs: list[StoredAttempt] = []
     while True:
         attempts = Attempts(runs, BASELINE)
-        found = reduce_winner(attempts, WINNER, BASELINE, FACTS, rounds=rounds, most=most)
+        found = reduce_winner(attempts, WINNER, BASELINE, FACTS, judge, rounds=rounds, most=most)
         if found.next is None:
             return found.knobs, attempts
         shared = generator.normal(0.0, 0.05)
@@ -101,7 +106,10 @@ def test_what_noise_hides_stays_and_what_brings_one_per_cent_is_seldom_lost(sigm
 def test_a_variant_that_fails_is_left_alone():
     runs = []
     for _ in range(40):
-        found = reduce_winner(Attempts(runs, BASELINE), WINNER, BASELINE, FACTS, rounds=2, most=3)
+        attempts = Attempts(runs, BASELINE)
+        found = reduce_winner(
+            attempts, WINNER, BASELINE, FACTS, lambda _: CheckOutcome.PASSED, rounds=2, most=3
+        )
         if found.next is None:
             break
         for knobs in found.next.configurations:
@@ -125,3 +133,24 @@ def test_idle_changes_seldom_show_an_effect():
         assert len(gains) == len(CHANGES)
         shown += any(not one.gain.low <= 1 <= one.gain.high for one in gains)
     assert shown <= 7
+
+
+def test_what_is_refused_of_the_rest_goes_back_by_parts():
+    """Without `broadcast_buffers` the rest would be refused; the other idle changes go back."""
+
+    def judge(knobs):
+        alone = knobs["broadcast_buffers"] == BASELINE["broadcast_buffers"]
+        return CheckOutcome.REFUSED if alone else CheckOutcome.PASSED
+
+    knobs, _ = measured(lambda there: 0.1 * ("bucket_cap_mb" in there), 0.0, 0, judge=judge)
+    assert kept(knobs) == {"bucket_cap_mb", "broadcast_buffers"}
+
+
+def test_what_is_not_checked_yet_is_asked_for_and_does_not_go_back():
+    _, attempts = measured(lambda there: 0.1 * ("bucket_cap_mb" in there), 0.0, 0)
+    found = reduce_winner(
+        attempts, WINNER, BASELINE, FACTS, lambda _: CheckOutcome.OPEN, rounds=3, most=10
+    )
+    assert (found.knobs, found.next) == (WINNER, None)
+    assert found.unchecked is not None
+    assert kept(found.unchecked) == {"bucket_cap_mb"}

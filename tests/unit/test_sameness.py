@@ -274,3 +274,21 @@ def test_only_a_gradient_of_just_the_factor_speaks_against_all_splits(
 ) -> None:
     found = comparison(updates(1.0, SLOW), (SPLIT, updates(gradient, SLOW))).objections()
     assert found[1].kind is kind
+
+
+@pytest.mark.parametrize(
+    ("winner", "back", "holds"),
+    [
+        ({"num_workers": 2, "broadcast_buffers": False}, "broadcast_buffers", True),
+        ({"num_workers": 2, "bucket_cap_mb": 100}, "bucket_cap_mb", True),
+        ({"micro_batch": 4, "accumulation_steps": 2, "num_workers": 2}, "num_workers", True),
+        ({"micro_batch": 4, "accumulation_steps": 2, "static_graph": True}, "static_graph", False),
+    ],
+)
+def test_checks_hold_for_what_is_left_unless_a_batch_was_seen_with_other_gradients(
+    winner: dict[str, Any], back: str, holds: bool
+) -> None:
+    whole = {**BASELINE, **winner}
+    left = {**whole, back: BASELINE[back]}
+    assert comparison(seen(), (winner, seen())).holds_without(whole, left) == holds
+    assert comparison({}, (winner, {})).holds_without(whole, left), "there is nothing to hold"

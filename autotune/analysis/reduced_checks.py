@@ -9,8 +9,8 @@ from autotune.analysis.finalists import Candidate
 from autotune.analysis.gate_plan import Check, next_check
 from autotune.analysis.gate_runs import checkable, compared, first_references
 from autotune.analysis.sameness import Comparison
+from search_spaces.knob import Knobs
 from search_spaces.numerics import touched
-from search_spaces.words import Knobs
 from storage import Attempts, AttemptState, Blocks, Purpose
 
 
@@ -47,7 +47,7 @@ class ReducedChecks:
 
     def lacks_longest(self, left: Knobs) -> bool:
         """Return whether the winner has run on the longest samples, and what is left has not."""
-        runs = self.attempts.of(Purpose.LONGEST).of_trial(self.winner.trial).recorded()
+        runs = self.attempts.of(Purpose.LONGEST).of_trial(self.winner.trial).conclusive()
         return bool(runs.with_knobs(self.winner.knobs)) and not runs.with_knobs(left)
 
     def _known_bad(self, left: Knobs) -> bool:
@@ -55,7 +55,7 @@ class ReducedChecks:
 
         A run on the longest samples that failed counts, whatever trial it was made for.
         """
-        longest = self.attempts.of(Purpose.LONGEST).recorded().with_knobs(left)
+        longest = self.attempts.of(Purpose.LONGEST).conclusive().with_knobs(left)
         refused = {*self.barred.trials, *self.barred.numerics}
         return (
             any(run.result.state != AttemptState.COMPLETE for run in longest)

@@ -30,7 +30,6 @@ class Attempts:
         attempts: Iterable[StoredAttempt],
         baseline: Knobs,
         harmless: Collection[str] = frozenset(),
-        last_round_run: int | None = None,
         *,
         keeps_batch: bool = False,
     ) -> None:
@@ -40,16 +39,12 @@ class Attempts:
             attempts: attempts of one study, in the order in which they began.
             baseline: a value for every knob.
             harmless: names of the study's own knobs that cannot change what is computed.
-            last_round_run: id of the last run of a round in the study; None: these are all attempts.
             keeps_batch: True if the script keeps its samples per step by itself, however it splits them.
         """
         self._attempts = list(attempts)
         self._baseline = baseline
         self.harmless = harmless
         self.keeps_batch = keeps_batch
-        self._last_round_run = (
-            _last_round_run(self._attempts) if last_round_run is None else last_round_run
-        )
         self._earlier: dict[Hashable, tuple[Attempts, int]] = {}
         """Answers of earlier sets of the study, each with the id from which on attempts have changed."""
         self._found: dict[Hashable, Attempts] = {}
@@ -132,20 +127,18 @@ class Attempts:
 
         Left out are those whose time was over before, and the first failure of a run that may pass.
         Runs with the same purpose, round and configuration are one, of whatever trial.
-
-        Earlier versions repeated no failed check: its failure is final where a round has run since.
         """
         return self._once("conclusive", lambda: self._where(self._is_conclusive))
 
     def _is_conclusive(self, attempt: StoredAttempt) -> bool:
-        passing = _may_pass(attempt) and not self._is_final(attempt)
+        passing = _may_pass(attempt) and not self._has_failed_before(attempt)
         return attempt.recorded and not attempt.in_vain and not passing
 
-    def _is_final(self, attempt: StoredAttempt) -> bool:
-        of_run = [one for one in self._attempts if _are_one_run(one, attempt)]
-        if any(one.id < attempt.id and _may_pass(one) for one in of_run):
-            return True
-        return self._last_round_run > attempt.id and of_run[-1] is attempt
+    def _has_failed_before(self, attempt: StoredAttempt) -> bool:
+        return any(
+            one.id < attempt.id and _are_one_run(one, attempt) and _may_pass(one)
+            for one in self._attempts
+        )
 
     def to_repeat(self) -> "Attempts":
         """Return the recorded attempts that show nothing, where no later one of the run does."""
@@ -294,14 +287,8 @@ class Attempts:
             attempts,
             self._baseline,
             self.harmless,
-            self._last_round_run,
             keeps_batch=self.keeps_batch,
         )
-
-
-def _last_round_run(attempts: Iterable[StoredAttempt]) -> int:
-    """Return the id of the last run of a round; 0 if there is none."""
-    return max((one.id for one in attempts if one.purpose == Purpose.CONFIRM), default=0)
 
 
 def _may_pass(check: StoredAttempt) -> bool:

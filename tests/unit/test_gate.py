@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from autotune.analysis.barred import Barred
-from autotune.analysis.finalists import Candidate, Selection
+from autotune.analysis.finalists import Candidate
 from autotune.analysis.gate import record, unverified
 from autotune.analysis.gate_plan import missing_runs, next_check
 from autotune.analysis.sameness import Rules
@@ -244,13 +244,13 @@ def test_script_that_is_not_what_the_study_says_is_not_run_again(purpose: Purpos
 
 
 @pytest.mark.parametrize("purpose", [Purpose.REFERENCE, Purpose.NUMERICS])
-def test_failure_that_an_earlier_version_did_not_repeat_is_final(purpose: Purpose) -> None:
+def test_first_failure_of_a_run_is_repeated_whatever_rounds_have_run_since(purpose: Purpose) -> None:
     before = [] if purpose is Purpose.REFERENCE else [check(1, Purpose.REFERENCE)]
     failed = check(2, purpose, AttemptState.ERROR)
-    older = Attempts([*SEARCHED, *before, failed, check(3, Purpose.CONFIRM)], BASELINE)
-    assert next_check([Candidate(1, HALF, 0)], BASELINE, older, falling) is None
-    assert out_of(older) == [1]
-    assert Selection.by_records(older, 3).unaffordable == ()
+    later = Attempts([*SEARCHED, *before, failed, check(3, Purpose.CONFIRM)], BASELINE)
+    found = next_check([Candidate(1, HALF, 0)], BASELINE, later, falling)
+    assert found is not None and found.purpose is purpose
+    assert out_of(later) == []
 
 
 def out_of(attempts: Attempts) -> list[int]:

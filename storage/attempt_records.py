@@ -1,7 +1,7 @@
 """Attempts: each execution of a trial, recorded once when it begins and once when it ends."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import case, func, or_, select, update
@@ -10,9 +10,10 @@ from sqlalchemy.orm import Session
 from autotune.errors import StaleLease
 from search_spaces import KnobValue, defaults
 from storage import usage
-from storage.models import AttemptRow, BlockRow, record_of
+from storage.models import AttemptRow, BlockRow, EnvironmentRow, record_of
 from storage.records import (
     NO_DIGEST,
+    SOFTWARE,
     AttemptResult,
     AttemptState,
     Fault,
@@ -42,6 +43,8 @@ class AttemptRecords:
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
+        self._software: dict[int, tuple[str, ...]] = {}
+        """Software of each environment that was met, by its id: an environment never changes."""
 
     def begin(
         self,
@@ -141,7 +144,22 @@ class AttemptRecords:
                 )
             )
             # Sorted here: SQLite would go through all attempts of the study in the order wanted.
-            return sorted((_attempt(row, known) for row in rows), key=lambda one: one.id)
+            found = sorted((_attempt(row, known) for row in rows), key=lambda one: one.id)
+            self._learn_software(session, {one.environment for one in found})
+        return [
+            one
+            if one.environment is None
+            else dataclasses.replace(one, software=self._software[one.environment])
+            for one in found
+        ]
+
+    def _learn_software(self, session: Session, environments: Collection[int | None]) -> None:
+        unknown = {one for one in environments if one is not None} - self._software.keys()
+        if not unknown:
+            return
+        several = select(EnvironmentRow.id, EnvironmentRow.body)
+        for id_, body in session.execute(several.where(EnvironmentRow.id.in_(unknown))):
+            self._software[id_] = tuple(str(body.get(name)) for name in SOFTWARE)
 
     def count_measured(self, study_id: int) -> int:
         """Return the number of attempts of a study that have a throughput."""

@@ -4,11 +4,11 @@ import bisect
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 from search_spaces.words import Knobs
-from storage.records import TRIAL_RUNS, AttemptState, Fault, Purpose, StoredAttempt
+from storage.records import CHECKS, TRIAL_RUNS, AttemptState, Fault, Purpose, StoredAttempt
 
 _OF, _ENDED_IN = "of", "ended_in"
 _ITSELF = object()
@@ -30,6 +30,7 @@ class Attempts:
         attempts: Iterable[StoredAttempt],
         baseline: Knobs,
         harmless: Collection[str] = frozenset(),
+        software: tuple[str, ...] | None = None,
         *,
         keeps_batch: bool = False,
     ) -> None:
@@ -39,12 +40,15 @@ class Attempts:
             attempts: attempts of one study, in the order in which they began.
             baseline: a value for every knob.
             harmless: names of the study's own knobs that cannot change what is computed.
+            software: software whose checks count; None: that of the last of these attempts that is a
+                check or a run of a round.
             keeps_batch: True if the script keeps its samples per step by itself, however it splits them.
         """
         self._attempts = list(attempts)
         self._baseline = baseline
         self.harmless = harmless
         self.keeps_batch = keeps_batch
+        self._software = _last_software(self._attempts) if software is None else software
         self._earlier: dict[Hashable, tuple[Attempts, int]] = {}
         """Answers of earlier sets of the study, each with the id from which on attempts have changed."""
         self._found: dict[Hashable, Attempts] = {}
@@ -91,8 +95,29 @@ class Attempts:
         return self._attempts[-1] if self._attempts else None
 
     def of(self, *purposes: Purpose) -> "Attempts":
-        """Return the attempts for these purposes."""
-        return self._selected((_OF, *purposes), lambda one: one.purpose in purposes)
+        """Return the attempts for these purposes, without checks of other software.
+
+        Such a check shows nothing of what trains now.
+        """
+        return self._selected(
+            (_OF, self._software, *purposes),
+            lambda one: one.purpose in purposes and not self._is_outdated(one),
+        )
+
+    def _is_outdated(self, one: StoredAttempt) -> bool:
+        return one.purpose in CHECKS and one.software not in (None, self._software)
+
+    def outdated(self) -> "Attempts":
+        """Return the checks that ran under other software than what trains now."""
+        return self._where(self._is_outdated)
+
+    def under(self, software: tuple[str, ...] | None) -> "Attempts":
+        """Return the same attempts, of which the checks under this software count."""
+        if software in (None, self._software):
+            return self
+        return Attempts(
+            self._attempts, self._baseline, self.harmless, software, keeps_batch=self.keeps_batch
+        )
 
     def of_trial(self, trial: int | None) -> "Attempts":
         """Return the attempts of this trial."""
@@ -287,8 +312,15 @@ class Attempts:
             attempts,
             self._baseline,
             self.harmless,
+            self._software,
             keeps_batch=self.keeps_batch,
         )
+
+
+def _last_software(attempts: Sequence[StoredAttempt]) -> tuple[str, ...] | None:
+    telling = (*CHECKS, Purpose.CONFIRM)
+    known = (one.software for one in reversed(attempts) if one.purpose in telling and one.software)
+    return next(known, None)
 
 
 def _may_pass(check: StoredAttempt) -> bool:

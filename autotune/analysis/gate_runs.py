@@ -17,8 +17,9 @@ from storage import Attempts, AttemptState, Blocks, Purpose, StoredAttempt
 def compared(attempt: StoredAttempt, attempts: Attempts, blocks: Blocks) -> Agreement:
     """Compare a recorded trajectory with its reference, which is always recorded before it.
 
-    Earlier pairs with other seeds are included.
+    Earlier pairs with other seeds are included. All of them ran under the same software.
     """
+    attempts = attempts.under(attempt.software)
     (run, reference), formats = pair_of(attempt, attempts, blocks)
     own = attempts.of(Purpose.NUMERICS).of_trial(attempt.trial).complete()
     earlier = [pair_of(a, attempts, blocks)[0] for a in own if (a.seed or 0) < (attempt.seed or 0)]

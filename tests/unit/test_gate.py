@@ -244,7 +244,9 @@ def test_script_that_is_not_what_the_study_says_is_not_run_again(purpose: Purpos
 
 
 @pytest.mark.parametrize("purpose", [Purpose.REFERENCE, Purpose.NUMERICS])
-def test_first_failure_of_a_run_is_repeated_whatever_rounds_have_run_since(purpose: Purpose) -> None:
+def test_first_failure_of_a_run_is_repeated_whatever_rounds_have_run_since(
+    purpose: Purpose,
+) -> None:
     before = [] if purpose is Purpose.REFERENCE else [check(1, Purpose.REFERENCE)]
     failed = check(2, purpose, AttemptState.ERROR)
     later = Attempts([*SEARCHED, *before, failed, check(3, Purpose.CONFIRM)], BASELINE)

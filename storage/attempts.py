@@ -135,6 +135,10 @@ class Attempts:
         """Return the attempts that one daemon has begun, by the epoch of its lease."""
         return self._where(lambda attempt: attempt.epoch == epoch)
 
+    def begun_after(self, attempt: StoredAttempt | None) -> "Attempts":
+        """Return the attempts that began after this one; None: all of them."""
+        return self if attempt is None else self._where(lambda one: one.id > attempt.id)
+
     def with_knobs(self, knobs: Knobs) -> "Attempts":
         """Return the attempts of this configuration."""
         return self._where(lambda attempt: attempt.knobs == knobs)

@@ -1,7 +1,7 @@
 """Attempts: each execution of a trial, recorded once when it begins and once when it ends."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import case, func, or_, select, update
@@ -43,7 +43,7 @@ class AttemptRecords:
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
-        self._software: dict[int, tuple[str, ...]] = {}
+        self._software: dict[int | None, tuple[str, ...]] = {}
         """Software of each environment that was met, by its id: an environment never changes."""
 
     def begin(
@@ -85,7 +85,7 @@ class AttemptRecords:
             )
             session.add(row)
             session.flush()
-            return _attempt([getattr(row, name) for name in _NAMES], defaults())
+            return _attempt([getattr(row, name) for name in _NAMES], defaults(), self._software)
 
     def finish(
         self,
@@ -142,19 +142,14 @@ class AttemptRecords:
                     AttemptRow.study_id == study_id,
                     or_(AttemptRow.id > last, AttemptRow.id.in_(still_open)),
                 )
-            )
+            ).all()
+            self._learn_software(session, {row.environment_id for row in rows})
             # Sorted here: SQLite would go through all attempts of the study in the order wanted.
-            found = sorted((_attempt(row, known) for row in rows), key=lambda one: one.id)
-            self._learn_software(session, {one.environment for one in found})
-        return [
-            one
-            if one.environment is None
-            else dataclasses.replace(one, software=self._software[one.environment])
-            for one in found
-        ]
+            several = (_attempt(row, known, self._software) for row in rows)
+            return sorted(several, key=lambda one: one.id)
 
-    def _learn_software(self, session: Session, environments: Collection[int | None]) -> None:
-        unknown = {one for one in environments if one is not None} - self._software.keys()
+    def _learn_software(self, session: Session, environments: set[int | None]) -> None:
+        unknown = environments - {None, *self._software}
         if not unknown:
             return
         several = select(EnvironmentRow.id, EnvironmentRow.body)
@@ -233,13 +228,18 @@ def abandon(
     usage.add(session, study_id, at, seconds)
 
 
-def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttempt:
+def _attempt(
+    values: Sequence[Any],
+    known: dict[str, KnobValue],
+    software: Mapping[int | None, tuple[str, ...]],
+) -> StoredAttempt:
     """Return the record of a row; a knob that is newer than the row has its default value.
 
     The default is what a plain script does, so that is what ran then.
 
     Args:
         values: column values in the order of _NAMES.
+        software: that of each environment.
     """
     id_, trial, purpose, round_, attempt, knobs, started, ended, environment, *rest = values
     epoch, *rest = rest
@@ -258,4 +258,5 @@ def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttemp
         environment,
         RunDigest(*digest),
         epoch,
+        software.get(environment),
     )

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from autotune.analysis.barred import Barred
-from autotune.analysis.finalists import Candidate
+from autotune.analysis.finalists import Candidate, Selection
 from autotune.analysis.gate import record, unverified
 from autotune.analysis.gate_plan import missing_runs, next_check
 from autotune.analysis.sameness import Rules
@@ -253,6 +253,24 @@ def test_first_failure_of_a_run_is_repeated_whatever_rounds_have_run_since(
     found = next_check([Candidate(1, HALF, 0)], BASELINE, later, falling)
     assert found is not None and found.purpose is purpose
     assert out_of(later) == []
+
+
+@pytest.mark.parametrize("state", [AttemptState.COMPLETE, AttemptState.REFUSED])
+def test_check_of_other_software_is_made_again_whatever_it_showed(state: AttemptState) -> None:
+    def under(torch: str, attempt: StoredAttempt) -> StoredAttempt:
+        return dataclasses.replace(attempt, software=("", "", torch))
+
+    checks = [check(1, Purpose.REFERENCE), check(2, Purpose.NUMERICS, state)]
+    before = Attempts([*SEARCHED, *(under("2.8", one) for one in checks)], BASELINE)
+    assert next_check([Candidate(1, HALF, 0)], BASELINE, before, falling) is None
+    round_ = check(3, Purpose.CONFIRM)
+    same = before.followed_by([*before, under("2.8", round_)])
+    assert next_check([Candidate(1, HALF, 0)], BASELINE, same, falling) is None
+    other = before.followed_by([*before, under("2.9", round_)])
+    found = next_check([Candidate(1, HALF, 0)], BASELINE, other, falling)
+    assert found is not None and found.purpose is Purpose.REFERENCE
+    assert out_of(other) == []
+    assert Selection.by_records(other, 3).unaffordable == (1,)
 
 
 def out_of(attempts: Attempts) -> list[int]:

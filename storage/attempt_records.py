@@ -1,7 +1,7 @@
 """Attempts: each execution of a trial, recorded once when it begins and once when it ends."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import case, func, or_, select, update
@@ -10,9 +10,10 @@ from sqlalchemy.orm import Session
 from autotune.errors import StaleLease
 from search_spaces import KnobValue, defaults
 from storage import usage
-from storage.models import AttemptRow, BlockRow, record_of
+from storage.models import AttemptRow, BlockRow, EnvironmentRow, record_of
 from storage.records import (
     NO_DIGEST,
+    SOFTWARE,
     AttemptResult,
     AttemptState,
     Fault,
@@ -42,6 +43,8 @@ class AttemptRecords:
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
+        self._software: dict[int | None, tuple[str, ...]] = {}
+        """Software of each environment that was met, by its id: an environment never changes."""
 
     def begin(
         self,
@@ -82,7 +85,7 @@ class AttemptRecords:
             )
             session.add(row)
             session.flush()
-            return _attempt([getattr(row, name) for name in _NAMES], defaults())
+            return _attempt([getattr(row, name) for name in _NAMES], defaults(), self._software)
 
     def finish(
         self,
@@ -139,9 +142,19 @@ class AttemptRecords:
                     AttemptRow.study_id == study_id,
                     or_(AttemptRow.id > last, AttemptRow.id.in_(still_open)),
                 )
-            )
+            ).all()
+            self._learn_software(session, {row.environment_id for row in rows})
             # Sorted here: SQLite would go through all attempts of the study in the order wanted.
-            return sorted((_attempt(row, known) for row in rows), key=lambda one: one.id)
+            several = (_attempt(row, known, self._software) for row in rows)
+            return sorted(several, key=lambda one: one.id)
+
+    def _learn_software(self, session: Session, environments: set[int | None]) -> None:
+        unknown = environments - {None, *self._software}
+        if not unknown:
+            return
+        several = select(EnvironmentRow.id, EnvironmentRow.body)
+        for id_, body in session.execute(several.where(EnvironmentRow.id.in_(unknown))):
+            self._software[id_] = tuple(str(body.get(name)) for name in SOFTWARE)
 
     def count_measured(self, study_id: int) -> int:
         """Return the number of attempts of a study that have a throughput."""
@@ -215,13 +228,18 @@ def abandon(
     usage.add(session, study_id, at, seconds)
 
 
-def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttempt:
+def _attempt(
+    values: Sequence[Any],
+    known: dict[str, KnobValue],
+    software: Mapping[int | None, tuple[str, ...]],
+) -> StoredAttempt:
     """Return the record of a row; a knob that is newer than the row has its default value.
 
     The default is what a plain script does, so that is what ran then.
 
     Args:
         values: column values in the order of _NAMES.
+        software: that of each environment.
     """
     id_, trial, purpose, round_, attempt, knobs, started, ended, environment, *rest = values
     epoch, *rest = rest
@@ -240,4 +258,5 @@ def _attempt(values: Sequence[Any], known: dict[str, KnobValue]) -> StoredAttemp
         environment,
         RunDigest(*digest),
         epoch,
+        software.get(environment),
     )

@@ -4,11 +4,11 @@ import bisect
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 from search_spaces.knob import Knobs
-from storage.records import TRIAL_RUNS, AttemptState, Fault, Purpose, StoredAttempt
+from storage.records import CHECKS, TRIAL_RUNS, AttemptState, Fault, Purpose, StoredAttempt
 
 _OF, _ENDED_IN = "of", "ended_in"
 _ITSELF = object()
@@ -30,7 +30,7 @@ class Attempts:
         attempts: Iterable[StoredAttempt],
         baseline: Knobs,
         harmless: Collection[str] = frozenset(),
-        last_round_run: int | None = None,
+        software: tuple[str, ...] | None = None,
         *,
         keeps_batch: bool = False,
     ) -> None:
@@ -40,16 +40,15 @@ class Attempts:
             attempts: attempts of one study, in the order in which they began.
             baseline: a value for every knob.
             harmless: names of the study's own knobs that cannot change what is computed.
-            last_round_run: id of the last run of a round in the study; None: these are all attempts.
+            software: software whose checks count; None: that of the last of these attempts that is a
+                check or a run of a round.
             keeps_batch: True if the script keeps its samples per step by itself, however it splits them.
         """
         self._attempts = list(attempts)
         self._baseline = baseline
         self.harmless = harmless
         self.keeps_batch = keeps_batch
-        self._last_round_run = (
-            _last_round_run(self._attempts) if last_round_run is None else last_round_run
-        )
+        self._software = _last_software(self._attempts) if software is None else software
         self._earlier: dict[Hashable, tuple[Attempts, int]] = {}
         """Answers of earlier sets of the study, each with the id from which on attempts have changed."""
         self._found: dict[Hashable, Attempts] = {}
@@ -96,8 +95,29 @@ class Attempts:
         return self._attempts[-1] if self._attempts else None
 
     def of(self, *purposes: Purpose) -> "Attempts":
-        """Return the attempts for these purposes."""
-        return self._selected((_OF, *purposes), lambda one: one.purpose in purposes)
+        """Return the attempts for these purposes, without checks of other software.
+
+        Such a check shows nothing of what trains now.
+        """
+        return self._selected(
+            (_OF, self._software, *purposes),
+            lambda one: one.purpose in purposes and not self._is_outdated(one),
+        )
+
+    def _is_outdated(self, one: StoredAttempt) -> bool:
+        return one.purpose in CHECKS and one.software not in (None, self._software)
+
+    def outdated(self) -> "Attempts":
+        """Return the checks that ran under other software than what trains now."""
+        return self._where(self._is_outdated)
+
+    def under(self, software: tuple[str, ...] | None) -> "Attempts":
+        """Return the same attempts, of which the checks under this software count."""
+        if software in (None, self._software):
+            return self
+        return Attempts(
+            self._attempts, self._baseline, self.harmless, software, keeps_batch=self.keeps_batch
+        )
 
     def of_trial(self, trial: int | None) -> "Attempts":
         """Return the attempts of this trial."""
@@ -114,6 +134,10 @@ class Attempts:
     def begun_under(self, epoch: int) -> "Attempts":
         """Return the attempts that one daemon has begun, by the epoch of its lease."""
         return self._where(lambda attempt: attempt.epoch == epoch)
+
+    def begun_after(self, attempt: StoredAttempt | None) -> "Attempts":
+        """Return the attempts that began after this one; None: all of them."""
+        return self if attempt is None else self._where(lambda one: one.id > attempt.id)
 
     def with_knobs(self, knobs: Knobs) -> "Attempts":
         """Return the attempts of this configuration."""
@@ -132,20 +156,18 @@ class Attempts:
 
         Left out are those whose time was over before, and the first failure of a run that may pass.
         Runs with the same purpose, round and configuration are one, of whatever trial.
-
-        Earlier versions repeated no failed check: its failure is final where a round has run since.
         """
         return self._once("conclusive", lambda: self._where(self._is_conclusive))
 
     def _is_conclusive(self, attempt: StoredAttempt) -> bool:
-        passing = _may_pass(attempt) and not self._is_final(attempt)
+        passing = _may_pass(attempt) and not self._has_failed_before(attempt)
         return attempt.recorded and not attempt.in_vain and not passing
 
-    def _is_final(self, attempt: StoredAttempt) -> bool:
-        of_run = [one for one in self._attempts if _are_one_run(one, attempt)]
-        if any(one.id < attempt.id and _may_pass(one) for one in of_run):
-            return True
-        return self._last_round_run > attempt.id and of_run[-1] is attempt
+    def _has_failed_before(self, attempt: StoredAttempt) -> bool:
+        return any(
+            one.id < attempt.id and _are_one_run(one, attempt) and _may_pass(one)
+            for one in self._attempts
+        )
 
     def to_repeat(self) -> "Attempts":
         """Return the recorded attempts that show nothing, where no later one of the run does."""
@@ -294,14 +316,15 @@ class Attempts:
             attempts,
             self._baseline,
             self.harmless,
-            self._last_round_run,
+            self._software,
             keeps_batch=self.keeps_batch,
         )
 
 
-def _last_round_run(attempts: Iterable[StoredAttempt]) -> int:
-    """Return the id of the last run of a round; 0 if there is none."""
-    return max((one.id for one in attempts if one.purpose == Purpose.CONFIRM), default=0)
+def _last_software(attempts: Sequence[StoredAttempt]) -> tuple[str, ...] | None:
+    telling = (*CHECKS, Purpose.CONFIRM)
+    known = (one.software for one in reversed(attempts) if one.purpose in telling and one.software)
+    return next(known, None)
 
 
 def _may_pass(check: StoredAttempt) -> bool:

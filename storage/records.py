@@ -324,6 +324,12 @@ class Fault(StrEnum):
 TRAJECTORIES = (Purpose.REFERENCE, Purpose.AUTOCAST, Purpose.NUMERICS)
 """Attempts whose blocks are single steps, to be compared and not to be timed."""
 
+SOFTWARE = ("autotune", "python", "torch")
+"""Entries of an environment that name what trains: they are the same on all nodes of a study."""
+
+CHECKS = (*TRAJECTORIES, Purpose.EPOCHS, Purpose.LONGEST)
+"""Attempts that show whether a finalist trains as it should: by the software that trained it."""
+
 TRIAL_RUNS = (Purpose.SEARCH, Purpose.CALIBRATE)
 """Attempts that run as trials do: the trials of the search, and the baseline again. The noise is that
 of trials as they are: where these take over warm workers, the baseline does as well."""
@@ -334,7 +340,7 @@ SEARCH_RUNS = (*TRIAL_RUNS, Purpose.PAIRED)
 COMPARED_RUNS = (Purpose.CONFIRM, Purpose.REPEAT, Purpose.ABLATION)
 """Timed attempts that are compared after the search, if they ran in one environment."""
 
-UNTIMED = (*TRAJECTORIES, Purpose.PROFILE, Purpose.FIT, Purpose.EPOCHS, Purpose.LONGEST)
+UNTIMED = (*CHECKS, Purpose.PROFILE, Purpose.FIT)
 """Attempts that say nothing about speed."""
 
 
@@ -629,6 +635,8 @@ class StoredAttempt:
     """Id of its environment, once the attempt has ended."""
     digest: RunDigest = NO_DIGEST
     epoch: int = 0
+    software: tuple[str, ...] | None = None
+    """Versions of what trains, see `SOFTWARE`, once the attempt has ended."""
 
     @property
     def seed(self) -> int | None:

@@ -12,6 +12,7 @@ from autotune.analysis.gate import GateRecord
 from autotune.analysis.node_speeds import at_home_speed
 from autotune.analysis.outcomes import Outcomes, baseline_failure
 from autotune.analysis.round_results import failed_in_a_round
+from autotune.analysis.soak_runs import soak_runs
 from autotune.analysis.trial_ratios import TrialRatio, log_half_width, trial_ratios
 from autotune.analysis.verdict import (
     Contender,
@@ -25,7 +26,7 @@ from autotune.analysis.verdict import (
 from autotune.measurement.estimate import Ratio
 from autotune.measurement.noise import run_df
 from search_spaces.numerics import touched
-from storage import Attempts, Purpose, StoredAttempt, StoredNoise
+from storage import Attempts, StoredAttempt, StoredNoise
 
 _SHOWN = 4
 """Most trials of a provisional answer besides the baseline."""
@@ -103,7 +104,7 @@ def soak(attempts: Attempts, verdict: Verdict) -> SoakResult | None:
     short = verdict.speedup
     if short is None or verdict.knobs is None:
         return None
-    runs = attempts.of(Purpose.SOAK).complete()
+    runs = soak_runs(attempts).complete()
     own = runs.of_trial(verdict.trial).with_knobs(verdict.knobs).last
     baseline = runs.of_baseline().last
     if own is None or baseline is None or own.environment != baseline.environment:

@@ -156,8 +156,13 @@ def candidates(
 
 
 def _with_a_cut_check(attempts: Attempts) -> set[int]:
-    """Return the trials with a check that is to be made again, as its time was over too soon."""
-    return {run.trial for run in attempts.of(*TRAJECTORIES).to_repeat()}
+    """Return the trials with a check that is to be made again.
+
+    Its time was over too soon, or the software that trains is another one by now.
+    """
+    cut = {run.trial for run in attempts.of(*TRAJECTORIES).to_repeat()}
+    outdated = {run.trial for run in attempts.outdated() if run.purpose is Purpose.NUMERICS}
+    return cut | (outdated - {run.trial for run in attempts.of(Purpose.NUMERICS).recorded()})
 
 
 def _chosen(

@@ -16,8 +16,9 @@ from storage import Attempts, AttemptState, Blocks, Purpose, StoredAttempt
 def compared(attempt: StoredAttempt, attempts: Attempts, blocks: Blocks) -> Agreement:
     """Compare a recorded trajectory with its reference, which is always recorded before it.
 
-    Earlier pairs with other seeds are included.
+    Earlier pairs with other seeds are included. All of them ran under the same software.
     """
+    attempts = attempts.under(attempt.software)
     (run, reference), formats = pair_of(attempt, attempts, blocks)
     own = attempts.of(Purpose.NUMERICS).of_trial(attempt.trial).with_knobs(attempt.knobs).complete()
     earlier = [pair_of(a, attempts, blocks)[0] for a in own if (a.seed or 0) < (attempt.seed or 0)]
@@ -42,17 +43,10 @@ def pair_of(
 def rounding_of_reference(
     safe: Knobs, seed: int | None, attempts: Attempts, blocks: Blocks
 ) -> tuple[RoundingErrors, ...]:
-    """Return how far plain autocast deviates the gradient of a reference; empty if not known.
-
-    Studies of earlier versions know it for the first seed alone, which then stands for all.
-    """
-    runs = attempts.of(Purpose.AUTOCAST).complete().with_knobs(safe)
-    run = runs.with_seed(seed).first or runs.first
-    if run is None:
-        return ()
-    references = attempts.of(Purpose.REFERENCE).with_seed(run.seed).complete()
-    reference = references.with_knobs(safe).first
-    if reference is None:
+    """Return how far plain autocast deviates the gradient of a reference; empty if not known."""
+    runs = attempts.with_seed(seed).with_knobs(safe).complete()
+    run, reference = runs.of(Purpose.AUTOCAST).first, runs.of(Purpose.REFERENCE).first
+    if run is None or reference is None:
         return ()
     return gradients.rounding_of(
         trajectory(blocks(run.id)).first, trajectory(blocks(reference.id)).first

@@ -12,6 +12,7 @@ from typing import Any, Self
 from autotune.analysis.finalists import ranked
 from autotune.analysis.node_speeds import at_home_speed
 from autotune.analysis.policy import ANALYSIS
+from autotune.analysis.soak_runs import soak_runs
 from autotune.analysis.trial_ratios import trial_ratios
 from autotune.measurement.estimate import Ratio
 from storage import Attempts, AttemptState, Purpose, StoredAttempt, StoredNoise
@@ -108,7 +109,7 @@ def baseline_failure(attempts: Attempts) -> Failure | None:
 
 def soak_failure(attempts: Attempts, trial: int, knobs: Mapping[str, Any]) -> Failure | None:
     """Return how the long run of a configuration failed; None if it did not."""
-    last = attempts.of(Purpose.SOAK).of_trial(trial).with_knobs(knobs).recorded().last
+    last = soak_runs(attempts).of_trial(trial).with_knobs(knobs).last
     return None if last is None or last.result.state.ended_well else Failure.of(last)
 
 

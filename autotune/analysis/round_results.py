@@ -30,19 +30,18 @@ def round_results(
 ) -> dict[int, float | None]:
     """Return throughput by trial of a round; None where it failed. What is to be run again is left out.
 
-    Earlier versions repeated no run: a failure is final where later rounds have begun.
+    The first failure of a run that may pass is not final, whatever rounds have begun since.
 
     Args:
         epoch: see `runs_that_compare`.
     """
     rounds = attempts.of(Purpose.CONFIRM).recorded()
-    least = 1 if any(run.round > number for run in rounds) else 2
     found: dict[int, float | None] = {}
     failures: Counter[int] = Counter()
     for run in runs_that_compare(rounds, number, epoch):
         passing = run.result.may_pass
         failures[run.trial] += passing
-        if not (run.in_vain or (passing and failures[run.trial] < least)):
+        if not (run.in_vain or (passing and failures[run.trial] == 1)):
             found[run.trial] = run.result.throughput
     return found
 

@@ -25,7 +25,7 @@ from autotune.config.study import StudySpec
 from autotune.measurement.policy import GATE
 from autotune.worker.protocol import CHECKED_STEPS
 from search_spaces import CATALOGUE
-from search_spaces.batch import is_other_split
+from search_spaces.batch import ACCUMULATION, BATCH_KNOBS, is_other_split
 from search_spaces.knob import DATA, GRAPH, STATISTICS, Knob, Knobs, KnobValue
 from storage import Attempts, Blocks, Purpose, StoredAttempt
 
@@ -202,7 +202,7 @@ class Comparison:
             return True
         if any(name not in CATALOGUE for name in before):
             return False
-        same_batch = all(left[name] == self._baseline[name] for name in _OF_BATCH)
+        same_batch = all(left[name] == self._baseline[name] for name in BATCH_KNOBS)
         return same_batch or all(winner[name] == left[name] for name in _OF_GRADIENTS)
 
     def _looked_at(self, knobs: Knobs) -> dict[str, Any]:
@@ -238,7 +238,20 @@ class Comparison:
         yield self._updates(seen, knobs)
 
     def _of_kind(self, kind: ChangeKind, knobs: Knobs, reason: str) -> Objection:
-        return Objection(reason, kind if kind.includes(knobs, self._baseline) else None)
+        return Objection(reason, kind if self._blames(kind, knobs) else None)
+
+    def _blames(self, kind: ChangeKind, knobs: Knobs) -> bool:
+        """Return whether what is wrong with a trial holds for all configurations of a kind.
+
+        A knob of the study's own may be the cause of it, or its remedy; and replicas drift apart by
+        other changes of the gradient graph as well.
+        """
+        if not kind.includes(knobs, self._baseline):
+            return False
+        if kind in _BY_THE_SCRIPT and _own_that_count(self._baseline, self._attempts.harmless):
+            return False
+        causes = _OTHER_CAUSES.get(kind, ())
+        return all(knobs[name] == self._baseline[name] for name in causes)
 
     def _copies(self, seen: Seen, knobs: Knobs) -> str:
         several = [one for one in seen.consumed if self._repeats(one)]
@@ -336,7 +349,8 @@ class Comparison:
         if not (reason and grows_with_gradient(seen.updates.optimizer)):
             return Objection("")
         surely = is_sum(seen.updates, self._base.updates, knobs, self._baseline)
-        return Objection(f"{reason}; {_ALLOW}", ChangeKind.SPLIT if surely else None)
+        objection = self._of_kind(ChangeKind.SPLIT, knobs, f"{reason}; {_ALLOW}")
+        return objection if surely else Objection(objection.reason)
 
     def _other_rate(self, seen: Seen, knobs: Knobs) -> str:
         return other_rate(seen.updates, self._base.updates, knobs, self._baseline)
@@ -380,13 +394,15 @@ class Comparison:
 
 
 _KINDS = (DATA, GRAPH, STATISTICS)
-_OF_BATCH = ("micro_batch", "accumulation_steps")
-_OF_GRADIENTS = (
-    *_OF_BATCH,
-    *(name for name, knob in CATALOGUE.items() if GRAPH in knob.changes),
-    "parallelism",
-)
+_OF_GRAPH = tuple(name for name, knob in CATALOGUE.items() if GRAPH in knob.changes)
+_OF_GRADIENTS = (*BATCH_KNOBS, *_OF_GRAPH, "parallelism")
 """Knobs that decide what gradients are computed and exchanged."""
+_BY_THE_SCRIPT = (ChangeKind.WORKERS, ChangeKind.KEPT_WORKERS, ChangeKind.SPLIT)
+"""Kinds that are refused for what the script does with such a configuration."""
+_OTHER_CAUSES = {
+    ChangeKind.SPLIT: ("parallelism", *(name for name in _OF_GRAPH if name != ACCUMULATION))
+}
+"""Knobs that may bring about, by themselves, what a kind is refused for."""
 
 
 def _changed(knobs: Knobs, baseline: Knobs, kind: str) -> list[str]:
@@ -412,10 +428,15 @@ _ON_PURPOSE = ("layer_keep", "curriculum_start", "curriculum_share")
 
 def _may_change(knobs: Knobs, baseline: Knobs, kind: str, harmless: Collection[str]) -> bool:
     """Return whether a knob that differs may change this; the study's own may unless harmless."""
-    own = (name for name in baseline if name not in CATALOGUE and name not in harmless)
+    own = _own_that_count(baseline, harmless)
     return bool(_changed(knobs, baseline, kind)) or any(
         knobs[name] != baseline[name] for name in own
     )
+
+
+def _own_that_count(baseline: Knobs, harmless: Collection[str]) -> list[str]:
+    """Return the study's own knobs, without those that are harmless."""
+    return [name for name in baseline if name not in CATALOGUE and name not in harmless]
 
 
 def _keeps_workers(knobs: Knobs, baseline: Knobs) -> bool:

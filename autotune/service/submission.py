@@ -48,7 +48,6 @@ from storage.urls import check_text
 
 _CHANGEABLE = (
     "budget",
-    "env",
     "export",
     "folder",
     "logs",
@@ -102,7 +101,7 @@ def submit(
         return _new(repository, spec, workdir, where)
     before = secrets_withheld.kept(secrets_withheld.as_stored(known.spec))
     changed = sorted(_differences(before, stored))
-    forbidden = [name for name in changed if not _may_change(name, spec)]
+    forbidden = [name for name in changed if not _may_change(name)]
     folders = [workdir, file.resolve().parent] if file else [workdir]
     elsewhere = where != (known.file or "") and all(_is_elsewhere(known, one) for one in folders)
     is_over = known.state == StudyState.DONE and not set(changed) - {"folder"}
@@ -147,13 +146,8 @@ def _new(repository: Repository, spec: StudySpec, workdir: Path, file: str | Non
     return study
 
 
-def _may_change(name: str, spec: StudySpec) -> bool:
-    """Return whether a setting may change when a study goes on.
-
-    A variable by which its script takes a knob may not.
-    """
-    if name in {f"env.{flag.removeprefix('$')}" for flag in spec.flags.values()}:
-        return False
+def _may_change(name: str) -> bool:
+    """Return whether a setting may change when a study goes on."""
     return any(name == one or name.startswith(f"{one}.") for one in _CHANGEABLE)
 
 
@@ -218,12 +212,12 @@ def _started_otherwise(name: str, fields: Sequence[str]) -> str:
     return (
         f"the study {name!r} was started with other settings ({', '.join(fields)}), so its figures "
         "cannot be continued with these; give it another name, or go on with the stored ones: autotune "
-        f"resume {name}. Budgets, timeouts and variables of the environment may change"
+        f"resume {name}. Budgets and timeouts may change"
     )
 
 
 def _change(names: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Return 'budget.wall_time 100.0 -> 200.0, env.A (not set) -> 1'."""
+    """Return 'budget.wall_time 100.0 -> 200.0, workload.may_write (not set) -> True'."""
     return ", ".join(f"{name} {_at(before, name)} -> {_at(after, name)}" for name in names)
 
 

@@ -17,6 +17,7 @@ from autotune.analysis.memory import tells_longest
 from autotune.analysis.process_spread import repeats_made
 from autotune.analysis.rounds import replay_study
 from autotune.analysis.sameness import Comparison, Rules
+from autotune.analysis.soak_runs import soak_runs
 from autotune.errors import LauncherError
 from autotune.runs.monitors import (
     FitMonitor,
@@ -349,16 +350,20 @@ class SoakPair:
         self._time = runner.time
 
     def run(self, confirmation: Confirmation) -> None:
-        """Measure both, where the winner beats the baseline and there is time."""
+        """Measure both, where the winner beats the baseline and there is time.
+
+        Only runs of one daemon compare: of a pair that another left incomplete both are measured.
+        """
         baseline, chosen = confirmation.baseline, confirmation.recommended()
         if baseline is None or chosen == baseline or not confirmation.rounds:
             return
         order = [chosen, baseline]
         random.Random(f"{self._context.setup.spec.seed}/long").shuffle(order)
-        missing = [trial for trial in order if not self._measured(confirmation, trial)]
+        if all(self._measured(confirmation, trial) for trial in order):
+            return
         if not (seconds := self._time.soak_seconds()):
             return
-        for trial in missing:
+        for trial in order:
             self._measure(confirmation, trial, seconds)
 
     def _measure(self, confirmation: Confirmation, trial: int, seconds: float) -> None:
@@ -368,10 +373,13 @@ class SoakPair:
         power = None if trial == confirmation.baseline else self._context.setup.power_limit
         limits = replace(limits, longest=seconds, fewest=math.inf, power=power)
         limit = self._time.for_soak(knobs, limits.warmup + seconds)
-        while not self._measured(confirmation, trial):
+        epoch = self._context.lease.epoch
+        while self._time.left >= limit.hard and not self._measured(confirmation, trial, epoch):
             attempt = PlannedAttempt(trial, knobs, Purpose.SOAK)
             self._runner.run_monitored(attempt, TimedMonitor(limits), limit)
 
-    def _measured(self, confirmation: Confirmation, trial: int) -> bool:
+    def _measured(self, confirmation: Confirmation, trial: int, epoch: int | None = None) -> bool:
+        """Return whether a run has shown what it may; one that fails by chance is repeated once."""
         knobs = confirmation.candidates[trial].knobs
-        return self._runner.recorded(Purpose.SOAK, trial, knobs)
+        runs = soak_runs(self._context.attempts(), epoch).of_trial(trial).with_knobs(knobs)
+        return bool(runs.conclusive()) or any(run.in_vain for run in runs)

@@ -78,15 +78,15 @@ def test_a_file_of_another_study_does_not_count(tmp_path: Path) -> None:
         secrets_withheld.restored(stored, path, {})
 
 
-def test_a_study_goes_on_with_another_secret_and_another_variable(played: Replayed) -> None:
+def test_a_study_goes_on_with_another_secret_and_not_with_another_variable(
+    played: Replayed,
+) -> None:
     path = submit_file(played, env=ENV)
     path.write_text(path.read_text().replace("planted", "renewed"))
     submit(played.repository, load(path), played.folder, path)
     path.write_text(path.read_text().replace("red", "blue"))
-    found = submit(played.repository, load(path), played.folder, path)
-    assert found.spec["env"]["COLOUR"] == "blue"
-    (message,) = played.repository.messages.of(found.id)
-    assert message.text == "Goes on with other settings: env.COLOUR red -> blue."
+    with pytest.raises(BadInput, match=r"env\.COLOUR"):
+        submit(played.repository, load(path), played.folder, path)
 
 
 def test_one_whose_secret_an_older_version_has_stored_goes_on(

@@ -244,13 +244,33 @@ def test_script_that_is_not_what_the_study_says_is_not_run_again(purpose: Purpos
 
 
 @pytest.mark.parametrize("purpose", [Purpose.REFERENCE, Purpose.NUMERICS])
-def test_failure_that_an_earlier_version_did_not_repeat_is_final(purpose: Purpose) -> None:
+def test_first_failure_of_a_run_is_repeated_whatever_rounds_have_run_since(
+    purpose: Purpose,
+) -> None:
     before = [] if purpose is Purpose.REFERENCE else [check(1, Purpose.REFERENCE)]
     failed = check(2, purpose, AttemptState.ERROR)
-    older = Attempts([*SEARCHED, *before, failed, check(3, Purpose.CONFIRM)], BASELINE)
-    assert next_check([Candidate(1, HALF, 0)], BASELINE, older, falling) is None
-    assert out_of(older) == [1]
-    assert Selection.by_records(older, 3).unaffordable == ()
+    later = Attempts([*SEARCHED, *before, failed, check(3, Purpose.CONFIRM)], BASELINE)
+    found = next_check([Candidate(1, HALF, 0)], BASELINE, later, falling)
+    assert found is not None and found.purpose is purpose
+    assert out_of(later) == []
+
+
+@pytest.mark.parametrize("state", [AttemptState.COMPLETE, AttemptState.REFUSED])
+def test_check_of_other_software_is_made_again_whatever_it_showed(state: AttemptState) -> None:
+    def under(torch: str, attempt: StoredAttempt) -> StoredAttempt:
+        return dataclasses.replace(attempt, software=("", "", torch))
+
+    checks = [check(1, Purpose.REFERENCE), check(2, Purpose.NUMERICS, state)]
+    before = Attempts([*SEARCHED, *(under("2.8", one) for one in checks)], BASELINE)
+    assert next_check([Candidate(1, HALF, 0)], BASELINE, before, falling) is None
+    round_ = check(3, Purpose.CONFIRM)
+    same = before.followed_by([*before, under("2.8", round_)])
+    assert next_check([Candidate(1, HALF, 0)], BASELINE, same, falling) is None
+    other = before.followed_by([*before, under("2.9", round_)])
+    found = next_check([Candidate(1, HALF, 0)], BASELINE, other, falling)
+    assert found is not None and found.purpose is Purpose.REFERENCE
+    assert out_of(other) == []
+    assert Selection.by_records(other, 3).unaffordable == (1,)
 
 
 def out_of(attempts: Attempts) -> list[int]:

@@ -1,12 +1,12 @@
 """Which finalists train something else than the baseline, by what ranks have reported."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from autotune.analysis.sameness import ChangeKind, Comparison, Rules
-from search_spaces import defaults
+from search_spaces import KnobValue, defaults
 from storage import AttemptResult, Attempts, AttemptState, Purpose, StoredAttempt, StoredBlock
 
 BASELINE = {**defaults(), "micro_batch": 8, "find_unused_parameters": True}
@@ -19,6 +19,7 @@ def seen(**changes: Any) -> dict[str, Any]:
     return {**usual, **changes}
 
 
+NO_OWN: Mapping[str, KnobValue] = {}
 Later = tuple[int, Purpose, dict[str, Any], dict[str, Any]]
 
 
@@ -26,26 +27,30 @@ def comparison(
     baseline: dict[str, Any],
     *trials: tuple[dict[str, Any], dict[str, Any]],
     later: Sequence[Later] = (),
+    own: Mapping[str, KnobValue] = NO_OWN,
+    harmless: Collection[str] = (),
     **rules: bool,
 ) -> Comparison:
     """Compare trials 1 to n, each with its changes and what was observed of it.
 
     Args:
         later: further runs: trial, purpose, changes and observations.
+        own: the baseline's values of the study's own knobs; `harmless` are names of some.
     """
+    default = {**BASELINE, **own}
     searched = [(n, Purpose.SEARCH, *trial) for n, trial in enumerate(trials, 1)]
     base = [(0, Purpose.SEARCH, {}, baseline), (0, Purpose.CALIBRATE, {}, baseline)]
     attempts, observed = [], {}
     for number, (trial, purpose, knobs, told) in enumerate([*base, *searched, *later], 1):
         result = AttemptResult(AttemptState.COMPLETE, throughput=100.0 + number)
         attempts.append(
-            StoredAttempt(number, trial, purpose, 0, 1, {**BASELINE, **knobs}, 0.0, 1.0, result)
+            StoredAttempt(number, trial, purpose, 0, 1, {**default, **knobs}, 0.0, 1.0, result)
         )
         observed[number] = told
     return Comparison(
-        Attempts(attempts, BASELINE),
+        Attempts(attempts, default, frozenset(harmless)),
         lambda id_: [StoredBlock(0, 1, 1, 0, 1.0, [1.0], 0.0, 1.0, 1, False, False, observed[id_])],
-        BASELINE,
+        default,
         Rules(**rules),
     )
 
@@ -63,6 +68,23 @@ def test_more_copies_than_the_baseline_has_are_refused(
     baseline = seen(consumed={"copies": of_baseline})
     found = comparison(baseline, (WORKERS, seen(consumed={"copies": of_trial})))
     assert bool(found.refused()) == refused
+
+
+@pytest.mark.parametrize(("harmless", "kind"), [((), None), (("draws",), ChangeKind.WORKERS)])
+def test_workers_are_blamed_only_where_no_knob_of_the_study_may_repeat_rows(
+    harmless: Collection[str], kind: ChangeKind | None
+) -> None:
+    trial = ({**WORKERS, "draws": "again"}, seen(consumed={"copies": 24}))
+    found = comparison(seen(), trial, own={"draws": "once"}, harmless=harmless).objections()
+    assert found[1].kind is kind
+
+
+@pytest.mark.parametrize("other", ["find_unused_parameters", "parallelism", "bucket_cap_mb"])
+def test_split_is_blamed_for_a_drift_only_where_nothing_else_may_cause_it(other: str) -> None:
+    values = {"find_unused_parameters": False, "parallelism": "fsdp", "bucket_cap_mb": 5}
+    knobs = {"micro_batch": 4, "accumulation_steps": 2, other: values[other]}
+    found = comparison(seen(), (knobs, seen(replica_spread=1e-4))).objections()
+    assert found[1].kind is (ChangeKind.SPLIT if other == "bucket_cap_mb" else None)
 
 
 def test_copies_of_labels_alone_are_not_judged() -> None:

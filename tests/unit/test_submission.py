@@ -376,20 +376,28 @@ def measured(repository: Repository, rate: float | None = 100.0) -> StoredStudy:
     return repository.studies.named(study.name)
 
 
-def test_changed_deadlines_and_variables_are_taken_over_and_recorded(
+def test_changed_deadlines_are_taken_over_and_recorded(
+    repository: Repository, tmp_path: Path
+) -> None:
+    submission.submit(repository, settings(tmp_path, measurement=measurement()), tmp_path)
+    study = measured(repository)
+    after = settings(tmp_path, measurement=measurement(step_timeout=300))
+    found = submission.submit(repository, after, tmp_path)
+    assert (found.id, found.spec["measurement"]["step_timeout"]) == (study.id, 300.0)
+    assert len(repository.attempts.of(study.id)) == 1
+    (message,) = repository.messages.of(study.id)
+    assert "measurement.step_timeout 20.0 -> 300.0" in message.text
+
+
+def test_other_variables_are_refused_once_figures_rest_on_them(
     repository: Repository, tmp_path: Path
 ) -> None:
     before = settings(tmp_path, measurement=measurement(), env={"A": "1"})
     submission.submit(repository, before, tmp_path)
-    study = measured(repository)
-    after = settings(tmp_path, measurement=measurement(step_timeout=300), env={"A": "2", "B": "3"})
-    found = submission.submit(repository, after, tmp_path)
-    assert (found.id, found.spec["measurement"]["step_timeout"]) == (study.id, 300.0)
-    assert found.spec["env"] == {"A": "2", "B": "3"}
-    assert len(repository.attempts.of(study.id)) == 1
-    (message,) = repository.messages.of(study.id)
-    assert "measurement.step_timeout 20.0 -> 300.0" in message.text
-    assert "env.B (not set) -> 3" in message.text
+    measured(repository)
+    after = settings(tmp_path, measurement=measurement(), env={"A": "2", "B": "3"})
+    with pytest.raises(BadInput, match=r"with other settings \(env.A, env.B\)"):
+        submission.submit(repository, after, tmp_path)
 
 
 def test_trials_of_a_study_that_has_begun_may_be_allowed_to_change_files(

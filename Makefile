@@ -27,7 +27,7 @@ quickstart: $(READY)  ## the main job: tune a small GPT on this machine
 pictures: quickstart  ## docs/images, from the study of the quickstart; build/screens, every state
 	$(BIN)/python -m docs.pictures quickstart --states build/screens
 
-test: $(READY)  ## the tests, without those that take long: about nine minutes on two cores
+test: $(READY)  ## the tests, without those that take long: about eight minutes on two cores
 	$(TEST) 5 -m "not long and not slow and not errand and not gpu and not index"
 
 test-all: $(READY)  ## every test but full counts and errands

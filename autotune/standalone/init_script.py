@@ -12,8 +12,8 @@ from autotune.analysis.wording import counted
 from autotune.errors import BadInput
 from autotune.standalone.launched import Launched
 from autotune.standalone.own_options import RECOMPUTATION
-from autotune.standalone.starter import BUDGET, MAY_WRITE, study_name
 from autotune.standalone.survey import Allowed, Findings
+from autotune.standalone.written_alike import BUDGET, MAY_WRITE, study_name
 from autotune.worker.protocol import DEEPSPEED, PYTHON, SPAWN, TORCH_LAUNCH, TORCHRUN
 from autotune.worker.survey_result import SurveyResult
 from launchers.sections import for_several_nodes

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import BadInput
 from autotune.standalone.flags import knob_named
+from autotune.standalone.written_alike import BUDGET, MAY_WRITE, study_name
 from autotune.views.catalogue import presets_listed
 from autotune.worker import starters
 from autotune.worker.cgroup import usable_cpus
@@ -26,13 +27,6 @@ if TYPE_CHECKING:  # imported where it is used: with it come Optuna and SQLAlche
     from autotune.standalone.launched import Launched
     from autotune.standalone.survey import Allowed
 
-BUDGET = """budget:
-  trials: 20
-  # wall_time: 30m   # a limit of the whole study, its proof included
-"""
-"""Section of a written study: how long a trial takes is not known before."""
-MAY_WRITE = "  may_write: true   # trials change files as the job does: nothing is protected"
-"""Line of the section `workload`."""
 _WORKLOAD = "my_workload.py"
 _SPACE = "search_space: quick\n"
 _NAMED = "workload:\n"
@@ -157,11 +151,6 @@ def _of_script(
 
     survey(launched, Path.cwd(), say, write, may)
     return done[-1]
-
-
-def study_name(text: str) -> str:
-    """Return a name for a study that is like a text."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._") or "study"
 
 
 def _free_name(name: str, storage: str | None, say: Callable[[str], None]) -> str:

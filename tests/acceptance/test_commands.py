@@ -458,8 +458,9 @@ def test_a_stop_is_carried_out_though_a_resume_follows_at_once(tiny: StudyFolder
 
 @pytest.mark.errand
 def test_resume_from_another_folder_with_a_relative_storage(tiny: StudyFolder) -> None:
-    tiny.write(resources=ONE_RANK, budget={"trials": 2})
+    tiny.write(resources=ONE_RANK, workload=SLOW, budget={"trials": 2})
     tiny.run("start", "study.yaml", "--detach")
+    tiny.wait_running()
     tiny.run("stop", "tiny")
     tiny.wait_state("STOPPED")
     tiny.wait_nothing_runs()

@@ -222,7 +222,7 @@ def test_init_and_a_study_from_an_empty_folder(installed: Path, empty: StudyFold
         "    return tiny.build()\n"
     )
     printed = call(installed / "autotune", "start", "study.yaml", cwd=empty.folder)
-    assert "best.yaml: " in printed
+    assert "autotune.load('best.yaml')" in printed
     empty.assert_complete(trials=4)
     log = call(installed / "autotune", "logs", empty.name, "--trial", "0", cwd=empty.folder)
     assert f"ranks use {installed.parent}" in log

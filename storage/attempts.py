@@ -40,14 +40,15 @@ class Attempts:
             attempts: attempts of one study, in the order in which they began.
             baseline: a value for every knob.
             harmless: names of the study's own knobs that cannot change what is computed.
-            software: software whose checks count; None: that of the last of these attempts that is a
-                check or a run of a round.
+            software: software whose checks count, empty if none is known; None: that of the last of
+                these attempts that is a check or a run of a round.
             keeps_batch: True if the script keeps its samples per step by itself, however it splits them.
         """
         self._attempts = list(attempts)
         self._baseline = baseline
         self.harmless = harmless
         self.keeps_batch = keeps_batch
+        # Parts of a study are told it: a search makes many, and each would look through its attempts.
         self._software = _last_software(self._attempts) if software is None else software
         self._earlier: dict[Hashable, tuple[Attempts, int]] = {}
         """Answers of earlier sets of the study, each with the id from which on attempts have changed."""
@@ -321,10 +322,10 @@ class Attempts:
         )
 
 
-def _last_software(attempts: Sequence[StoredAttempt]) -> tuple[str, ...] | None:
+def _last_software(attempts: Sequence[StoredAttempt]) -> tuple[str, ...]:
     telling = (*CHECKS, Purpose.CONFIRM)
     known = (one.software for one in reversed(attempts) if one.purpose in telling and one.software)
-    return next(known, None)
+    return next(known, ())
 
 
 def _may_pass(check: StoredAttempt) -> bool:

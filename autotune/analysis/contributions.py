@@ -155,12 +155,12 @@ class Reduction:
 
     Attributes:
         next: round to measure next; None: all is known, or a check is missing.
-        unchecked: smaller winner that must be checked before it may stand for this one; None: none is.
+        to_check: smaller winner that must be checked before it may stand for this one; None: none is.
     """
 
     knobs: dict[str, Any]
     next: Step | None
-    unchecked: dict[str, Any] | None = None
+    to_check: dict[str, Any] | None = None
 
 
 class CheckOutcome(enum.Enum):

@@ -151,13 +151,13 @@ def record(attempts: Attempts, blocks: Blocks, baseline: Knobs, rules: Rules) ->
             refused.append(Refusal(attempt.trial, own.knobs, cause))
     without = unverified(attempts, blocks, baseline)
     if rules.reject_unverified:
-        refused += _refused_unchecked(without, attempts)
+        refused += _refused_unverified(without, attempts)
         without = {}
     risks = {trial: " ".join(comparison.open(trial, knobs)) for trial, knobs in latest.items()}
     return GateRecord(passed, tuple(refused), without, attempts.harmless, risks)
 
 
-def _refused_unchecked(without: Mapping[int, str], attempts: Attempts) -> list[Refusal]:
+def _refused_unverified(without: Mapping[int, str], attempts: Attempts) -> list[Refusal]:
     reasons = {
         trial: f"its loss could not be checked ({why}); measurement.unverified_numerics: allow would "
         "recommend it all the same"

@@ -56,7 +56,7 @@ class Ablation:
         )
         if found.next and self._complete_step(confirmation, found.next):
             return True
-        if found.unchecked and self._check(confirmation, checks, found.unchecked):
+        if found.to_check and self._check(confirmation, checks, found.to_check):
             return True
         confirmation.revert(found.knobs)
         return False

@@ -60,11 +60,9 @@ class Runner:
         if plan := self.planner.interleaved(attempts, limit, peak_bytes):
             self.executor.run(plan)
 
-    def recorded(
-        self, purpose: Purpose, trial: int, knobs: dict[str, Any], round_: int = 0
-    ) -> bool:
-        """Return whether a run is recorded."""
-        own = self.context.attempts().of(purpose).of_trial(trial).in_round(round_)
+    def recorded(self, purpose: Purpose, trial: int, knobs: dict[str, Any]) -> bool:
+        """Return whether a run besides the rounds is recorded."""
+        own = self.context.attempts().of(purpose).of_trial(trial).in_round(0)
         return bool(own.with_knobs(knobs).recorded())
 
     @property

@@ -260,7 +260,7 @@ def _batch(known: Evidence) -> Point | None:
     )
 
 
-def _unchecked(known: Evidence) -> Point | None:
+def _unverified(known: Evidence) -> Point | None:
     verdict, agreed = known.verdict, known.verdict.numerics
     if not known.better or not verdict.touched or (agreed and agreed.loss_distance is not None):
         return None
@@ -273,7 +273,7 @@ def _risks(known: Evidence) -> Point | None:
     return Point(Trust.CARE, "risks", "Not shown to be the same", risks) if risks else None
 
 
-def _long_failure(known: Evidence) -> Point | None:
+def _soak_failure(known: Evidence) -> Point | None:
     failure = known.verdict.soak_failure
     if failure is None:
         return None
@@ -379,7 +379,7 @@ def _unwatched(known: Evidence) -> Point | None:
 _POINTS = (
     *(_interleaved, _same_training, _within_power, _pace, _one_machine),
     *(_restless, _straggler, _disturbed, _drifting, _provisional),
-    *(_batch, _unchecked, _risks, _long_failure),
+    *(_batch, _unverified, _risks, _soak_failure),
     *(_by_how_much, _which_change, _more_trials, _rival, _lasting, _longest_samples),
     _unwatched,
 )

@@ -48,7 +48,7 @@ def with_scaler(launch: Launch) -> Answer:
 
 @pytest.mark.parametrize("values", [[False, True], [True, False]])
 def test_what_the_gate_refuses_of_the_reduced_winner_stays(played: Replayed, values: Any) -> None:
-    """In one order fp16 is refused as a trial of its own, in the other it has not been tried."""
+    """Try both orders of trials: with fp16 alone refused before, and with fp16 alone untried."""
     knobs = searched(
         played,
         with_scaler,

@@ -1,4 +1,4 @@
-"""What is recommended has been checked, whatever has failed besides."""
+"""Recommended configurations have passed their checks, also where other runs have failed."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ def crashed(answer: Answer) -> Answer:
 
 
 def test_what_runs_where_the_baseline_fails_in_rounds_is_checked_first(played: Replayed) -> None:
-    """By its trial it is slower than the baseline, so that no check seemed to be worth it."""
+    """Run a bf16 trial that is slower than the baseline, which alone would not be checked."""
 
     def behave(launch: Launch) -> Answer:
         half = launch.knobs["precision"] == "bf16"

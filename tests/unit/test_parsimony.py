@@ -152,5 +152,5 @@ def test_what_is_not_checked_yet_is_asked_for_and_does_not_go_back():
         attempts, WINNER, BASELINE, FACTS, lambda _: CheckOutcome.OPEN, rounds=3, most=10
     )
     assert (found.knobs, found.next) == (WINNER, None)
-    assert found.unchecked is not None
-    assert kept(found.unchecked) == {"bucket_cap_mb"}
+    assert found.to_check is not None
+    assert kept(found.to_check) == {"bucket_cap_mb"}

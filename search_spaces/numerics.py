@@ -8,13 +8,22 @@ from search_spaces.constraints import conflicts_in
 from search_spaces.knob import Knobs
 
 
+def own_knobs(knobs: Knobs, harmless: Collection[str]) -> list[str]:
+    """Return the study's own knobs that may change what is computed.
+
+    Args:
+        harmless: names of those that cannot.
+    """
+    return [name for name in knobs if name not in CATALOGUE and name not in harmless]
+
+
 def touched(knobs: Knobs, baseline: Knobs, harmless: Collection[str] = frozenset()) -> list[str]:
     """Return knobs that may change the numbers of training, against baseline and defaults.
 
     Args:
         harmless: names of the study's own knobs that cannot; any other of them may.
     """
-    own = [name for name in baseline if name not in CATALOGUE and name not in harmless]
+    own = own_knobs(baseline, harmless)
     known = [
         name
         for name, knob in CATALOGUE.items()
@@ -43,4 +52,5 @@ def reference_knobs(checked: Knobs, baseline: Knobs) -> dict[str, Any]:
 
 
 def trained_knobs(knobs: Knobs) -> dict[str, Any]:
+    """Return the knobs that change on purpose what is trained, with their values."""
     return {name: knobs[name] for name, knob in CATALOGUE.items() if knob.schedule}

@@ -9,7 +9,7 @@ from autotune.measurement.numerics import Agreement, Pair, agreement, trajectory
 from search_spaces import CATALOGUE
 from search_spaces.batch import split_otherwise
 from search_spaces.knob import DATA, GRAPH, Knobs
-from search_spaces.numerics import reference_knobs, trained_knobs
+from search_spaces.numerics import own_knobs, reference_knobs, trained_knobs
 from storage import Attempts, AttemptState, Blocks, Purpose, StoredAttempt
 
 
@@ -137,7 +137,7 @@ def _training(knobs: Knobs) -> tuple[dict[str, Any], float]:
 
 def _start(knobs: Knobs, harmless: Collection[str]) -> dict[str, Any]:
     """Return what may change the weights or rows that a run begins with."""
-    own = {name: knobs[name] for name in knobs if name not in CATALOGUE and name not in harmless}
+    own = {name: knobs[name] for name in own_knobs(knobs, harmless)}
     known = {name: knobs[name] for name, knob in CATALOGUE.items() if knob.changes & {DATA, GRAPH}}
     return {**known, **own}
 

@@ -27,6 +27,7 @@ from autotune.worker.protocol import CHECKED_STEPS
 from search_spaces import CATALOGUE
 from search_spaces.batch import ACCUMULATION, BATCH_KNOBS, is_other_split
 from search_spaces.knob import DATA, GRAPH, STATISTICS, Knob, Knobs, KnobValue
+from search_spaces.numerics import own_knobs
 from storage import Attempts, Blocks, Purpose, StoredAttempt
 
 _OF_SAME_ROWS = (Purpose.SEARCH, Purpose.CALIBRATE, Purpose.PAIRED, Purpose.EPOCHS)
@@ -208,7 +209,7 @@ class Comparison:
     def _looked_at(self, knobs: Knobs) -> dict[str, Any]:
         """Return the changes for which a check may refuse a configuration, with their values."""
         known = {name for kind in _KINDS for name in _changed(knobs, self._baseline, kind)}
-        own = {n for n in self._baseline if n not in CATALOGUE and n not in self._attempts.harmless}
+        own = own_knobs(self._baseline, self._attempts.harmless)
         return {
             name: knobs[name]
             for name in (*known, *own, "parallelism")
@@ -248,7 +249,7 @@ class Comparison:
         """
         if not kind.includes(knobs, self._baseline):
             return False
-        if kind in _BY_THE_SCRIPT and _own_that_count(self._baseline, self._attempts.harmless):
+        if kind in _BY_THE_SCRIPT and own_knobs(self._baseline, self._attempts.harmless):
             return False
         causes = _OTHER_CAUSES.get(kind, ())
         return all(knobs[name] == self._baseline[name] for name in causes)
@@ -428,15 +429,10 @@ _ON_PURPOSE = ("layer_keep", "curriculum_start", "curriculum_share")
 
 def _may_change(knobs: Knobs, baseline: Knobs, kind: str, harmless: Collection[str]) -> bool:
     """Return whether a knob that differs may change this; the study's own may unless harmless."""
-    own = _own_that_count(baseline, harmless)
+    own = own_knobs(baseline, harmless)
     return bool(_changed(knobs, baseline, kind)) or any(
         knobs[name] != baseline[name] for name in own
     )
-
-
-def _own_that_count(baseline: Knobs, harmless: Collection[str]) -> list[str]:
-    """Return the study's own knobs, without those that are harmless."""
-    return [name for name in baseline if name not in CATALOGUE and name not in harmless]
 
 
 def _keeps_workers(knobs: Knobs, baseline: Knobs) -> bool:
